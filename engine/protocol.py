@@ -1,0 +1,223 @@
+"""What passes between the worker and the engine process: frozen messages, one JSON object a frame.
+
+A frame is a 4-byte big-endian length followed by that many bytes of UTF-8 JSON. Both ends live on
+one machine and come from one checkout, so there is no version field; the contract with the outside
+world is :mod:`queueing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SAMPLE_RATE = 16_000
+"""Samples a second of every spool file (Whisper's own rate)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """How one chunk is to be decoded. What a model cannot honour is refused, never ignored."""
+
+    task: Literal["transcribe", "translate"] = "transcribe"
+    language: str | None = None
+    """ISO 639-1 code, or None to detect it (English-only models answer "en")."""
+    prompt: str | None = None
+    """Text put before the transcript as earlier context."""
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    """Tried in turn, per row, while a decode looks wrong (Whisper paper, section 4.5)."""
+    timestamps: bool = True
+    max_tokens: int | None = None
+    """Upper bound on new tokens; None derives it from the chunk's duration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """One piece of audio, at most 30 s, to be transcribed."""
+
+    id: str
+    """Unique within the worker's life."""
+    job: str
+    """Opaque; stands in step records so that one can see whose rows shared a batch."""
+    model: str
+    """An alias of the registry."""
+    path: str
+    """Spool file: raw 16 kHz signed 16-bit little-endian mono."""
+    offset: int
+    """First sample."""
+    samples: int
+    options: DecodeOptions = field(default_factory=DecodeOptions)
+
+    @property
+    def duration_s(self) -> float:
+        return self.samples / SAMPLE_RATE
+
+
+# --- worker -> engine ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load and warm a model. Answered by Loaded or LoadFailed."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Run these chunks as one batch. Batches are run in order of arrival."""
+
+    batch: int
+    chunks: tuple[ChunkRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Drop these chunks' rows before the next step. Each is answered by ChunkFailed(code="cancelled")."""
+
+    chunks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearCache:
+    """Give MLX's buffer cache (and malloc's) back to the system, then send a fresh Sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Finish the running step, then exit 0."""
+
+
+# --- engine -> worker ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process is up, MLX is imported and the device is known. Models are loaded separately."""
+
+    pid: int
+    device: str
+    """ "cpu", "metal" or "cuda"."""
+    dtype: str
+    blas: str | None
+    """Path of the BLAS loaded before MLX, or None where MLX uses its own or Accelerate."""
+    mlx_version: str
+    memory_total: int
+    """Bytes of memory that the device may use: recommended working set, or the machine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: str
+    seconds: float
+    weights_bytes: int
+    bits: int
+    n_audio_state: int
+    """Width of the encoder: what activations scale with."""
+    languages: tuple[str, ...]
+    """Codes the model takes; ("en",) for English-only models."""
+    can_translate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    model: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of memory, bytes. 0 means unknown."""
+
+    active: int
+    cache: int
+    peak: int
+    """High water of *active* since the last Sample that followed a step."""
+    footprint: int
+    """phys_footprint on macOS, RSS on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """The MLX thread is about to run a step that must end within deadline_s, or it hangs."""
+
+    kind: str
+    """ "load", "encode", "detect", "decode"."""
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Record of one step, with the rows it held."""
+
+    kind: str
+    batch: int
+    seconds: float
+    rows: tuple[str, ...]
+    """Chunk ids."""
+    jobs: tuple[str, ...]
+    """The job of each row, in the same order."""
+    window_s: float
+    """Encoded seconds of each row (all rows of a batch share one bucket)."""
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Text of a chunk so far."""
+
+    chunk: str
+    job: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Seconds are relative to the chunk's first sample, 0 <= start <= end <= duration."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    chunk: str
+    job: str
+    text: str
+    segments: tuple[Segment, ...]
+    language: str
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    temperature: float
+    tokens: int
+    window_s: float
+    widened: bool
+    """True where the right-sized window looked wrong and the row was encoded again at 30 s."""
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFailed:
+    """code: cancelled | unsupported_language | unsupported_option | bad_spool | numeric | internal."""
+
+    chunk: str
+    job: str
+    code: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """Every chunk of the batch has been answered."""
+
+    batch: int
+    seconds: float
+
+
+Command = Load | Dispatch | Cancel | ClearCache | Shutdown
+Event = (
+    Ready | Loaded | LoadFailed | Sample | StepStarted | StepDone | Partial | ChunkDone | ChunkFailed | BatchDone
+)
