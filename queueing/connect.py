@@ -1,0 +1,54 @@
+"""Connections with the time-outs that each use needs.
+
+redis-py's defaults (a socket time-out of 5 s and ten retries) turn a blocking read of seven seconds
+into a hang of sixty, and a retried write into two. So: ordinary commands have a time-out and no
+retries, because the callers know what may be repeated; blocking reads have a connection of their
+own, whose time-out exceeds the time for which the server may block.
+"""
+
+from __future__ import annotations
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+CONNECT_TIMEOUT_S = 5.0
+COMMAND_TIMEOUT_S = 10.0
+BLOCK_MARGIN_S = 5.0
+
+
+def connect(url: str, *, max_connections: int = 16) -> redis.Redis:
+    """A synchronous client for ordinary commands. Connects at the first command."""
+    pool = redis.BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=COMMAND_TIMEOUT_S,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=COMMAND_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        health_check_interval=0,
+    )
+    return redis.Redis(connection_pool=pool)
+
+
+def connect_async(
+    url: str, *, max_connections: int = 16, timeout_s: float = COMMAND_TIMEOUT_S
+) -> redis.asyncio.Redis:
+    """An asyncio client for ordinary commands. Waits for a free connection rather than failing."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=timeout_s,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=timeout_s,
+        retry=AsyncRetry(NoBackoff(), 0),
+        health_check_interval=0,
+    )
+    return redis.asyncio.Redis(connection_pool=pool)
+
+
+def connect_blocking(url: str, *, block_s: float) -> redis.asyncio.Redis:
+    """An asyncio client for reads that may block for up to ``block_s`` seconds; one connection."""
+    return connect_async(url, max_connections=1, timeout_s=block_s + BLOCK_MARGIN_S)

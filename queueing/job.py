@@ -1,0 +1,252 @@
+"""A job as it stands on the wire, and what comes back.
+
+Parsed once, at the edge: by the client before it writes, by the worker after it has taken. Unknown
+fields are refused, because an option that is silently ignored is worse than an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from queueing.errors import InvalidJob
+
+WIRE_VERSION = 1
+"""Raised when a job needs a worker that knows more than the last one did. A worker that takes a job
+of a newer version hands it back untouched, for a newer worker to take."""
+
+DEFAULT_TENANT = "default"
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+"""A part of a Redis key: no colon, no brace, nothing a shell or a glob would read."""
+
+JobId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+
+
+class Lane(StrEnum):
+    """What goes first: someone is looking, someone will look, nobody waits."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BULK = "bulk"
+
+
+LANES: tuple[Lane, ...] = (Lane.INTERACTIVE, Lane.NORMAL, Lane.BULK)
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (State.WAITING, State.RUNNING)
+
+
+class Wire(BaseModel):
+    """Base of all that crosses Redis: immutable, and strict about what it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="strings", hide_input_in_errors=True
+    )
+
+
+class PathInput(Wire):
+    """A file that the worker's own machine can read."""
+
+    type: Literal["path"] = "path"
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class UrlInput(Wire):
+    """Fetched by the worker."""
+
+    type: Literal["url"] = "url"
+    url: Annotated[str, StringConstraints(min_length=1, max_length=8192)]
+
+
+class InlineInput(Wire):
+    """Bytes kept in Redis beside the job until it ends."""
+
+    type: Literal["inline"] = "inline"
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    name: Annotated[str, StringConstraints(max_length=255)] | None = None
+
+
+Input = Annotated[PathInput | UrlInput | InlineInput, Field(discriminator="type")]
+
+
+class SpeechOptions(Wire):
+    """Options of the kinds that turn speech into text."""
+
+    language: Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")] | None = None
+    """ISO 639 code; None lets the model detect it."""
+    prompt: Annotated[str, StringConstraints(max_length=2000)] | None = None
+    """Earlier context, or the spelling of names."""
+    timestamps: bool = True
+    temperature: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Where decoding starts; rows that look wrong climb from here in steps of 0.2."""
+    max_tokens: Annotated[int, Field(ge=1, le=448)] | None = None
+    """Upper bound on the tokens of one chunk (<= 30 s)."""
+
+
+class JobBase(Wire):
+    """What every kind of job carries."""
+
+    v: Annotated[int, Field(ge=1)] = WIRE_VERSION
+    id: JobId
+    model: Name
+    lane: Lane = Lane.NORMAL
+    tenant: Name = DEFAULT_TENANT
+    input: Input
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Attempts that end in a retryable error before the job is dead."""
+    deadline_ms: Annotated[int, Field(ge=0)] | None = None
+    """Unix milliseconds after which the job must not start, nor go on."""
+    not_before_ms: Annotated[int, Field(ge=0)] | None = None
+    """Unix milliseconds before which the job must not start."""
+    result_ttl_s: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
+    """Seconds for which the outcome is kept after the end."""
+
+
+class TranscribeJob(JobBase):
+    """Speech to text in the language spoken."""
+
+    kind: Literal["transcribe"] = "transcribe"
+    options: SpeechOptions = SpeechOptions()
+
+
+class TranslateJob(JobBase):
+    """Speech to English text."""
+
+    kind: Literal["translate"] = "translate"
+    options: SpeechOptions = SpeechOptions()
+
+
+Job = TranscribeJob | TranslateJob
+"""Open at this end: a later kind is one more class here and a greater WIRE_VERSION."""
+
+KINDS: dict[str, type[TranscribeJob] | type[TranslateJob]] = {
+    "transcribe": TranscribeJob,
+    "translate": TranslateJob,
+}
+
+
+class Segment(Wire):
+    """Seconds from the beginning of the recording, 0 <= start <= end <= duration_s."""
+
+    start: float
+    end: float
+    text: str
+
+
+class Timings(Wire):
+    """Where the time went, seconds."""
+
+    queued: float = 0.0
+    """From submit until a worker took the job (the attempt that succeeded)."""
+    media: float = 0.0
+    """Waiting for a decoder, fetching, decoding, cutting."""
+    waiting: float = 0.0
+    """Ready, but not yet in a batch (summed over no chunk twice: the job's last chunk counts)."""
+    engine: float = 0.0
+    """From the first dispatch to the last text."""
+    total: float = 0.0
+    """From submit to the outcome."""
+
+
+class Result(Wire):
+    """The outcome of a job that is done."""
+
+    text: str
+    segments: tuple[Segment, ...] = ()
+    language: str | None = None
+    duration_s: float = 0.0
+    """Length of the recording, seconds."""
+    speech_s: float = 0.0
+    """Of which were speech."""
+    timings: Timings = Timings()
+    model: str = ""
+    bits: int = 0
+    """Bits of each weight at which it ran: 32, 16, 8 or 4."""
+    attempt: int = 1
+    worker: str = ""
+    version: str = ""
+
+
+class ErrorInfo(Wire):
+    """Why there is no result. ``retryable`` says whether the same job may succeed another time."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+def new_job_id() -> str:
+    """48 bits of time, then 80 random ones, as hexadecimal digits: unique, and sortable by age (after UUIDv7, RFC 9562)."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def parse_job(payload: bytes | str) -> Job:
+    """Read a job from the wire.
+
+    Raises:
+        InvalidJob: not JSON, not an object, of no known kind, or with a wrong field. The message
+            names the fields but never their values.
+    """
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidJob("the payload is not JSON") from exc
+    return job_from_fields(fields)
+
+
+def job_from_fields(fields: object) -> Job:
+    """Validate a job that is still a mapping. Raises InvalidJob as parse_job does."""
+    if not isinstance(fields, dict):
+        raise InvalidJob("the payload is not a JSON object")
+    kind = fields.get("kind", "transcribe")
+    model = KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        raise InvalidJob(f"no such kind of job; this version knows {', '.join(KINDS)}")
+    try:
+        return model.model_validate(fields)
+    except (ValidationError, RecursionError) as exc:
+        raise InvalidJob(explain(exc)) from exc
+
+
+def explain(exc: ValidationError | RecursionError) -> str:
+    """One sentence of what is wrong: field names and rules, no values."""
+    if isinstance(exc, RecursionError):
+        return "the payload is nested too deeply"
+    parts = []
+    for error in exc.errors(include_url=False, include_input=False, include_context=False)[:5]:
+        where = ".".join(str(part) for part in error["loc"]) or "job"
+        parts.append(f"{where[:120]}: {error['msg']}")
+    return "; ".join(parts)
+
+
+def encode_job(job: Job) -> str:
+    """The job as JSON for the wire, without what equals its default."""
+    body = job.model_dump(mode="json", exclude_defaults=True)
+    # The tag of a union equals its default, and without it nobody could read the input back.
+    body["input"] = job.input.model_dump(mode="json", exclude_none=True)
+    return json.dumps({"v": job.v, "kind": job.kind, **body}, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(job: Job) -> str:
+    """SHA-256 (hexadecimal) of what the job asks for, its id aside: two submissions that mean the same work agree."""
+    body = job.model_dump(mode="json", exclude={"id"})
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,112 @@
+"""The names of all keys of one queue. All share one hash tag, so that Redis Cluster keeps a queue on one node.
+
+The scripts build the same names from the root (``lua/common.lua``); a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = "workers"
+"""The consumer group of every stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names of the queue ``name``."""
+
+    name: str = "main"
+
+    @property
+    def root(self) -> str:
+        """Routes every script call; never itself a key."""
+        return f"decibatch:{{{self.name}}}"
+
+    def job(self, job_id: str) -> str:
+        """Hash: payload, state, attempt, owner, times, outcome."""
+        return f"{self.root}:job:{job_id}"
+
+    def inline(self, job_id: str) -> str:
+        """String: the bytes of an inline input; gone when the job ends."""
+        return f"{self.root}:inline:{job_id}"
+
+    def events(self, job_id: str) -> str:
+        """Stream, capped: progress, partial text, the end. None before the start; gone 60 s after the end."""
+        return f"{self.root}:events:{job_id}"
+
+    def bell(self, job_id: str) -> str:
+        """Pub/sub channel: "event" or the final state. A doorbell only; the truth is in the hash and the stream."""
+        return f"{self.root}:bell:{job_id}"
+
+    def idempotency(self, tenant: str, key: str) -> str:
+        """String "job-id digest"; lives as long as the job."""
+        return f"{self.root}:idem:{tenant}:{key}"
+
+    def stream(self, model: str, lane: str) -> str:
+        """Stream: the short window of jobs that workers read."""
+        return f"{self.root}:stream:{model}:{lane}"
+
+    def backlog(self, model: str, lane: str, tenant: str) -> str:
+        """List: job ids waiting, oldest first."""
+        return f"{self.root}:backlog:{model}:{lane}:{tenant}"
+
+    def ring(self, model: str, lane: str) -> str:
+        """List: tenants that have a backlog, the next one first."""
+        return f"{self.root}:ring:{model}:{lane}"
+
+    @property
+    def delayed(self) -> str:
+        """Sorted set: job ids by the Unix millisecond at which they may start."""
+        return f"{self.root}:delayed"
+
+    @property
+    def models(self) -> str:
+        """Set: models that jobs wait for."""
+        return f"{self.root}:models"
+
+    @property
+    def served(self) -> str:
+        """Hash: model -> Unix millisecond at which a worker last served it."""
+        return f"{self.root}:served"
+
+    @property
+    def counts(self) -> str:
+        """Hash: waiting, bytes (inline), and totals by final state."""
+        return f"{self.root}:counts"
+
+    @property
+    def wake(self) -> str:
+        """Stream, capped: an entry whenever a stream stops being empty."""
+        return f"{self.root}:wake"
+
+    @property
+    def control(self) -> str:
+        """Stream, capped: cancellations for whoever runs the job."""
+        return f"{self.root}:control"
+
+    @property
+    def incidents(self) -> str:
+        """Stream, capped: entries that were lost or made no sense, with what is left of them."""
+        return f"{self.root}:incidents"
+
+    @property
+    def dead(self) -> str:
+        """Sorted set: ids of dead jobs by the Unix millisecond of their end."""
+        return f"{self.root}:dead"
+
+    @property
+    def workers(self) -> str:
+        """Set: consumer names of workers seen."""
+        return f"{self.root}:workers"
+
+    def worker(self, consumer: str) -> str:
+        """String: a worker's health as JSON; expires when it stops saying so."""
+        return f"{self.root}:worker:{consumer}"
+
+    def lock(self, consumer: str) -> str:
+        """String, expiring: who holds the consumer name."""
+        return f"{self.root}:lock:{consumer}"
+
+    def life(self, consumer: str) -> str:
+        """Counter: incarnations of the consumer name."""
+        return f"{self.root}:life:{consumer}"

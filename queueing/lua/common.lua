@@ -1,0 +1,204 @@
+-- Shared by every script: prepended to each of them when it is loaded.
+-- KEYS[1] is the root of the queue; every other key is derived from it and so has the same hash tag.
+-- Nothing here parses a payload, and no time comes from anywhere but Redis.
+
+local root = KEYS[1]
+local GROUP = 'workers'
+
+-- Unread entries that each stream is topped up to. A tenant that comes late waits behind at most this
+-- many jobs of the others, so it is short; a worker that wants more at once has it topped up again.
+local WINDOW = 16
+local EVENT_CAP = 256
+local EVENT_GRACE_S = 60
+
+local function job_key(id) return root .. ':job:' .. id end
+local function inline_key(id) return root .. ':inline:' .. id end
+local function events_key(id) return root .. ':events:' .. id end
+local function bell(id) return root .. ':bell:' .. id end
+local function stream_key(model, lane) return root .. ':stream:' .. model .. ':' .. lane end
+local function backlog_key(model, lane, tenant) return root .. ':backlog:' .. model .. ':' .. lane .. ':' .. tenant end
+local function ring_key(model, lane) return root .. ':ring:' .. model .. ':' .. lane end
+local counts_key = root .. ':counts'
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local TERMINAL = { done = true, failed = true, cancelled = true, expired = true, dead = true }
+
+local function count(field, by) redis.call('HINCRBY', counts_key, field, by) end
+
+-- From 0, never from $: what was written before the group existed must be read.
+local function ensure_group(stream)
+  redis.pcall('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+end
+
+local function incident(what, id, detail)
+  redis.call('XADD', root .. ':incidents', 'MAXLEN', '256', '*', 'what', what, 'job', id, 'detail', detail)
+  count('incidents', 1)
+end
+
+-- An entry stays in the stream until it is settled, so what is unread is what is there less what is pending.
+local function unread_count(stream)
+  local pending = redis.pcall('XPENDING', stream, GROUP)
+  if pending.err then
+    ensure_group(stream)
+    return redis.call('XLEN', stream)
+  end
+  return math.max(0, redis.call('XLEN', stream) - pending[1])
+end
+
+local function drop_entry(stream, entry)
+  redis.pcall('XACK', stream, GROUP, entry)
+  redis.call('XDEL', stream, entry)
+end
+
+-- Round-robin over tenants: each turn moves one job from a backlog to the stream.
+local function top_up(model, lane)
+  local stream, ring = stream_key(model, lane), ring_key(model, lane)
+  local unread = unread_count(stream)
+  local was_empty = unread == 0
+  local added = 0
+  while unread < WINDOW do
+    local tenant = redis.call('LPOP', ring)
+    if not tenant then break end
+    local backlog = backlog_key(model, lane, tenant)
+    local id = redis.call('LPOP', backlog)
+    if redis.call('EXISTS', backlog) == 1 then redis.call('RPUSH', ring, tenant) end
+    -- A job cancelled or expired while it waited leaves its id behind; it is passed over here.
+    if id and redis.call('HGET', job_key(id), 'state') == 'waiting' then
+      redis.call('HSET', job_key(id), 'entry', redis.call('XADD', stream, '*', 'job', id))
+      unread = unread + 1
+      added = added + 1
+    end
+  end
+  -- Whoever found the stream empty sleeps until this; whoever did not will come back by itself.
+  if was_empty and added > 0 then
+    redis.call('XADD', root .. ':wake', 'MAXLEN', '16', '*', 'model', model, 'lane', lane)
+  end
+  return added
+end
+
+-- Invariant of the ring: it holds a tenant exactly once while that tenant's backlog is not empty.
+local function enqueue(id, model, lane, tenant, at_head)
+  local backlog, ring = backlog_key(model, lane, tenant), ring_key(model, lane)
+  local push = at_head and 'LPUSH' or 'RPUSH'
+  if redis.call(push, backlog, id) == 1 then redis.call(push, ring, tenant) end
+  redis.call('SADD', root .. ':models', model)
+  top_up(model, lane)
+end
+
+local function promote_due()
+  local due = redis.call('ZRANGEBYSCORE', root .. ':delayed', '-inf', now, 'LIMIT', 0, 100)
+  for _, id in ipairs(due) do
+    redis.call('ZREM', root .. ':delayed', id)
+    local job = redis.call('HMGET', job_key(id), 'state', 'model', 'lane', 'tenant')
+    if job[1] == 'waiting' then enqueue(id, job[2], job[3], job[4], false) end
+  end
+end
+
+local function publish_event(id, attempt, kind, data)
+  redis.call('XADD', events_key(id), 'MAXLEN', EVENT_CAP, '*', 'type', kind, 'attempt', attempt, 'data', data)
+  redis.call('PUBLISH', bell(id), 'event')
+end
+
+-- The only way a job ends: outcome, entry, event, counters and times to live, together.
+local function finish(id, state, field, body)
+  local key = job_key(id)
+  local job = redis.call('HMGET', key, 'state', 'model', 'lane', 'entry', 'bytes', 'ttl', 'idem', 'attempt', 'tenant')
+  local ttl = tonumber(job[6]) or 86400
+  redis.call('HSET', key, 'state', state, 'finished', now, field, body)
+  redis.call('HDEL', key, 'owner', 'entry')
+  if job[4] then drop_entry(stream_key(job[2], job[3]), job[4]) end
+  if job[1] == 'waiting' then
+    count('waiting', -1)
+    redis.call('ZREM', root .. ':delayed', id)
+  end
+  if job[5] then
+    redis.call('DEL', inline_key(id))
+    count('bytes', -tonumber(job[5]))
+  end
+  redis.call('EXPIRE', key, ttl)
+  if job[7] then redis.call('EXPIRE', root .. ':idem:' .. job[9] .. ':' .. job[7], ttl) end
+  if redis.call('EXISTS', events_key(id)) == 1 then
+    publish_event(id, job[8] or 0, state, '{}')
+    redis.call('EXPIRE', events_key(id), EVENT_GRACE_S)
+  end
+  redis.call('PUBLISH', bell(id), state)
+  count(state, 1)
+  top_up(job[2], job[3])
+end
+
+local function expire_if_due(id, job_state, deadline)
+  if deadline and now > tonumber(deadline) and not TERMINAL[job_state] then
+    local running = job_state == 'running'
+    finish(id, 'expired', 'error',
+      '{"code":"expired","message":"the deadline passed before the job was done","retryable":false}')
+    if running then redis.call('XADD', root .. ':control', 'MAXLEN', '1024', '*', 'cancel', id) end
+    return true
+  end
+  return false
+end
+
+-- Turns a pending entry into a delivery of a new attempt, or gets rid of it. The attempt number is the
+-- fence: it only ever rises, and whatever carries an older one cannot change the job, except by Done.
+local function deliver(consumer, owner, wire, stream, entry, id)
+  local key = job_key(id)
+  local job = redis.call('HMGET', key, 'state', 'entry', 'deadline', 'wire', 'payload', 'tries', 'alone', 'crashes', 'created')
+  local state = job[1]
+  if not state then
+    drop_entry(stream, entry)
+    incident('lost', id, 'an entry of ' .. stream .. ' names a job that is not there')
+    return { 'lost', id }
+  end
+  if TERMINAL[state] or job[2] ~= entry then
+    drop_entry(stream, entry)
+    return nil
+  end
+  if expire_if_due(id, state, job[3]) then return nil end
+  if tonumber(job[4]) > wire then
+    -- Newer than this worker: back, with a pause, so that it does not come straight back to the same one.
+    drop_entry(stream, entry)
+    redis.call('HDEL', key, 'entry', 'owner')
+    if state == 'running' then count('waiting', 1) end
+    redis.call('HSET', key, 'state', 'waiting')
+    redis.call('ZADD', root .. ':delayed', now + 1000, id)
+    return { 'newer', id }
+  end
+  local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+  redis.call('HSET', key, 'state', 'running', 'owner', owner, 'taken', now)
+  redis.call('HSETNX', key, 'started', now)
+  if state == 'waiting' then count('waiting', -1) end
+  publish_event(id, attempt, 'started', '{}')
+  return { 'job', id, stream, entry, attempt, job[5], job[6] or '0', job[7] or '0', job[8] or '0', job[9], now }
+end
+
+local function field_of(fields, name)
+  for i = 1, #fields, 2 do
+    if fields[i] == name then return fields[i + 1] end
+  end
+  return nil
+end
+
+-- Entries as XREADGROUP and XAUTOCLAIM return them, into deliveries appended to out; returns how many jobs.
+local function deliver_all(consumer, owner, wire, stream, entries, out)
+  local jobs = 0
+  for _, item in ipairs(entries) do
+    local entry, fields = item[1], item[2]
+    local id = fields and field_of(fields, 'job')
+    local got
+    if not fields then
+      drop_entry(stream, entry)
+      incident('lost', '', 'entry ' .. entry .. ' of ' .. stream .. ' was deleted while it was pending')
+      got = { 'lost', '' }
+    elseif not id then
+      drop_entry(stream, entry)
+      incident('junk', '', string.sub(table.concat(fields, ' '), 1, 512))
+      got = { 'junk', '' }
+    else
+      got = deliver(consumer, owner, wire, stream, entry, id)
+    end
+    if got then out[#out + 1] = got end
+    if got and got[1] == 'job' then jobs = jobs + 1 end
+  end
+  return jobs
+end

@@ -1,0 +1,52 @@
+-- Write the outcome of one attempt. Returns ok, or why nothing was written: stale (a newer attempt has the job),
+-- gone (the job is not there any more), or the final state that it already has.
+--   done | failed | dead   the end; body is the result or the error
+--   retry                  back to the waiting room after delay milliseconds; body is the error
+--   release                handed back unstarted: to the head, not counted as a try
+-- ARGV: id, stream, entry, attempt, outcome, body, delay, alone (0 or 1), crashed (0 or 1)
+local id, stream, entry, attempt, outcome, body = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local delay, alone, crashed = tonumber(ARGV[7]), ARGV[8], ARGV[9]
+local key = job_key(id)
+local job = redis.call('HMGET', key, 'state', 'attempt', 'model', 'lane', 'tenant')
+local state = job[1]
+if not state then
+  drop_entry(stream, entry)
+  return 'gone'
+end
+if TERMINAL[state] then
+  drop_entry(stream, entry)
+  return state
+end
+if outcome == 'done' then
+  -- Of any attempt: the work is the same, and somebody waits for it. finish() drops the entry it has now.
+  drop_entry(stream, entry)
+  finish(id, 'done', 'result', body)
+  return 'ok'
+end
+if job[2] ~= attempt or state ~= 'running' then return 'stale' end
+if outcome == 'failed' or outcome == 'dead' then
+  if outcome == 'dead' then redis.call('ZADD', root .. ':dead', now, id) end
+  redis.call('HINCRBY', key, 'tries', 1)
+  finish(id, outcome, 'error', body)
+  return 'ok'
+end
+
+drop_entry(stream, entry)
+redis.call('HDEL', key, 'entry', 'owner')
+redis.call('HSET', key, 'state', 'waiting')
+count('waiting', 1)
+publish_event(id, attempt, outcome, body)
+if outcome == 'retry' then
+  redis.call('HINCRBY', key, 'tries', 1)
+  redis.call('HSET', key, 'error', body)
+  if alone == '1' then redis.call('HSET', key, 'alone', '1') end
+  if crashed == '1' then redis.call('HINCRBY', key, 'crashes', 1) end
+  count('retried', 1)
+end
+if delay > 0 then
+  redis.call('ZADD', root .. ':delayed', now + delay, id)
+  top_up(job[3], job[4])
+else
+  enqueue(id, job[3], job[4], job[5], outcome == 'release')
+end
+return 'ok'

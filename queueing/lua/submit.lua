@@ -1,0 +1,54 @@
+-- Admit a job, once. Returns {verdict, job id, state, milliseconds}.
+--   ok        written; exists  the same job or the same idempotency key was there already, with the same digest
+--   conflict  that id or key belongs to another payload; full  too much waits: come back after so many milliseconds
+-- ARGV: id, payload, model, lane, tenant, wire, digest, deadline, not_before, ttl, idem, max_waiting, max_bytes [, inline bytes]
+local id, payload, model, lane, tenant = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local wire, digest, deadline, not_before = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local ttl, idem, max_waiting, max_bytes, inline = ARGV[10], ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14]
+
+local function known(other, its_digest)
+  local state = redis.call('HGET', job_key(other), 'state')
+  if not state then return nil end
+  return { its_digest == digest and 'exists' or 'conflict', other, state, 0 }
+end
+
+local idem_key = root .. ':idem:' .. tenant .. ':' .. idem
+if idem ~= '' then
+  local held = redis.call('GET', idem_key)
+  if held then
+    local other, its_digest = string.match(held, '^(%S+) (%S+)$')
+    local answer = known(other, its_digest)
+    if answer then return answer end
+  end
+end
+-- A client that lost the reply asks again with the same id.
+local again = redis.call('HGET', job_key(id), 'digest')
+if again then return known(id, again) end
+
+local counts = redis.call('HMGET', counts_key, 'waiting', 'bytes')
+local waiting, bytes = tonumber(counts[1] or 0), tonumber(counts[2] or 0)
+if waiting >= max_waiting or (inline and bytes + #inline > max_bytes) then
+  return { 'full', id, '', 1000 }
+end
+
+local key = job_key(id)
+redis.call('HSET', key, 'payload', payload, 'state', 'waiting', 'model', model, 'lane', lane, 'tenant', tenant,
+  'wire', wire, 'digest', digest, 'created', now, 'ttl', ttl)
+if deadline ~= '' then redis.call('HSET', key, 'deadline', deadline) end
+if idem ~= '' then
+  redis.call('HSET', key, 'idem', idem)
+  redis.call('SET', idem_key, id .. ' ' .. digest)
+end
+if inline then
+  redis.call('SET', inline_key(id), inline)
+  redis.call('HSET', key, 'bytes', #inline)
+  count('bytes', #inline)
+end
+count('waiting', 1)
+count('submitted', 1)
+if not_before ~= '' and tonumber(not_before) > now then
+  redis.call('ZADD', root .. ':delayed', not_before, id)
+else
+  enqueue(id, model, lane, tenant, false)
+end
+return { 'ok', id, 'waiting', 0 }

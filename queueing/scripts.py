@@ -1,0 +1,76 @@
+"""The Lua scripts, and a call of one as a value: what to send and how to read the reply.
+
+Nothing here talks to a server. The clients and the worker run a :class:`Call` over whatever
+connection they have (:func:`run`, :func:`arun`), so that one core serves sync and async.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from redis.exceptions import NoScriptError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script, complete with what all of them share."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """Load ``lua/<name>.lua`` behind ``lua/common.lua``. Raises FileNotFoundError for no such script."""
+    folder = resources.files("queueing") / "lua"
+    source = (folder / "common.lua").read_text("utf-8") + "\n" + (folder / f"{name}.lua").read_text("utf-8")
+    # EVALSHA names a script by its SHA-1; nothing depends on that hash being strong.
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One script call. ``parse`` turns the raw reply into a T."""
+
+    script: Script
+    root: str
+    args: tuple[str | bytes | int | float, ...]
+    parse: Callable[[Any], T]
+
+
+class SyncRedis(Protocol):
+    def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any: ...
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any: ...
+
+
+class AsyncRedis(Protocol):
+    def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Awaitable[Any]: ...
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Awaitable[Any]: ...
+
+
+def run(redis: Any, call: Call[T]) -> T:
+    """Run a call over a ``redis.Redis``. A server that does not know the script is given its source."""
+    server = cast(SyncRedis, redis)
+    try:
+        reply = server.evalsha(call.script.sha, 1, call.root, *call.args)
+    except NoScriptError:
+        reply = server.eval(call.script.source, 1, call.root, *call.args)
+    return call.parse(reply)
+
+
+async def arun(redis: Any, call: Call[T]) -> T:
+    """Run a call over a ``redis.asyncio.Redis``; see :func:`run`."""
+    server = cast(AsyncRedis, redis)
+    try:
+        reply = await server.evalsha(call.script.sha, 1, call.root, *call.args)
+    except NoScriptError:
+        reply = await server.eval(call.script.source, 1, call.root, *call.args)
+    return call.parse(reply)
