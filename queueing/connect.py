@@ -8,11 +8,11 @@ own, whose time-out exceeds the time for which the server may block.
 
 from __future__ import annotations
 
-import redis
-import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
 
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 10.0
@@ -21,6 +21,10 @@ BLOCK_MARGIN_S = 5.0
 
 def connect(url: str, *, max_connections: int = 16) -> redis.Redis:
     """A synchronous client for ordinary commands. Connects at the first command."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     pool = redis.BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
@@ -37,6 +41,10 @@ def connect_async(
     url: str, *, max_connections: int = 16, timeout_s: float = COMMAND_TIMEOUT_S
 ) -> redis.asyncio.Redis:
     """An asyncio client for ordinary commands. Waits for a free connection rather than failing."""
+    import redis.asyncio
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,

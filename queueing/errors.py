@@ -8,6 +8,7 @@
     ├── IdempotencyConflict    the key names another payload; .job_id is the job that has it
     ├── UnknownJob             no such job, or its result has expired
     ├── ServerUnavailable      Redis could not be reached or would not answer
+    ├── ClientClosed           close() was called before or during the call
     ├── ResultTimeout          the job had not ended within the time given; it goes on
     └── JobNotDone             the job ended without a result; .error says why
         ├── JobFailed
@@ -66,6 +67,17 @@ class ServerUnavailable(DecibatchError, ConnectionError):
     """Redis could not be reached, refused the connection, or would not take the command."""
 
     code = "server_unavailable"
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+        """Whether the same call may well succeed in a moment, unchanged."""
+
+
+class ClientClosed(DecibatchError):
+    """The client was closed before or during the call."""
+
+    code = "client_closed"
 
 
 class ResultTimeout(DecibatchError, TimeoutError):

@@ -144,7 +144,13 @@ KINDS: dict[str, type[TranscribeJob] | type[TranslateJob]] = {
 }
 
 
-class Segment(Wire):
+class Answer(Wire):
+    """Base of what a worker writes: a client older than the worker passes over what it does not know."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Segment(Answer):
     """Seconds from the beginning of the recording, 0 <= start <= end <= duration_s."""
 
     start: float
@@ -152,7 +158,7 @@ class Segment(Wire):
     text: str
 
 
-class Timings(Wire):
+class Timings(Answer):
     """Where the time went, seconds."""
 
     queued: float = 0.0
@@ -167,7 +173,7 @@ class Timings(Wire):
     """From submit to the outcome."""
 
 
-class Result(Wire):
+class Result(Answer):
     """The outcome of a job that is done."""
 
     text: str
@@ -186,7 +192,7 @@ class Result(Wire):
     version: str = ""
 
 
-class ErrorInfo(Wire):
+class ErrorInfo(Answer):
     """Why there is no result. ``retryable`` says whether the same job may succeed another time."""
 
     code: str
@@ -195,7 +201,7 @@ class ErrorInfo(Wire):
 
 
 def new_job_id() -> str:
-    """48 bits of time, then 80 random ones, as hexadecimal digits: unique, and sortable by age (after UUIDv7, RFC 9562)."""
+    """48 bits of time, then 80 random ones, in hexadecimal: unique, and sortable by age (after UUIDv7, RFC 9562)."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
@@ -246,7 +252,15 @@ def encode_job(job: Job) -> str:
     return json.dumps({"v": job.v, "kind": job.kind, **body}, separators=(",", ":"), ensure_ascii=False)
 
 
+_NOT_MEANT = {"v", "id", "deadline_ms", "not_before_ms"}
+
+
 def digest(job: Job) -> str:
-    """SHA-256 (hexadecimal) of what the job asks for, its id aside: two submissions that mean the same work agree."""
-    body = job.model_dump(mode="json", exclude={"id"})
+    """SHA-256 (hexadecimal) of what the job asks for: two submissions that mean the same work agree.
+
+    Left out is what may differ between them: the id, the wire version, moments reckoned from now, and
+    whatever equals its default (so that an option added later changes no digest).
+    """
+    body = job.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_MEANT)
+    body |= {"kind": job.kind, "input": job.input.model_dump(mode="json", exclude_none=True)}
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

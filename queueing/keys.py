@@ -1,4 +1,4 @@
-"""The names of all keys of one queue. All share one hash tag, so that Redis Cluster keeps a queue on one node.
+"""The names of all keys of one queue. One hash tag for all, so that Redis Cluster keeps a queue on one node.
 
 The scripts build the same names from the root (``lua/common.lua``); a test holds the two together.
 """
@@ -35,7 +35,7 @@ class Keys:
         return f"{self.root}:events:{job_id}"
 
     def bell(self, job_id: str) -> str:
-        """Pub/sub channel: "event" or the final state. A doorbell only; the truth is in the hash and the stream."""
+        """Pub/sub channel: "event" or the final state. A doorbell only; the truth is in hash and stream."""
         return f"{self.root}:bell:{job_id}"
 
     def idempotency(self, tenant: str, key: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from queueing.job import ErrorInfo, Job, Lane, Result, State, digest, encode_job
 from queueing.keys import Keys
@@ -17,6 +17,9 @@ from queueing.scripts import Call, script
 
 StreamName = tuple[str, str]
 """(model, lane) of a stream."""
+
+
+Verdict = Literal["ok", "exists", "conflict", "full"]
 
 
 def text(value: Any) -> str:
@@ -34,7 +37,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    verdict: Literal["ok", "exists", "conflict", "full"]
+    verdict: Verdict
     job_id: str
     state: str
     retry_after_s: float
@@ -240,10 +243,12 @@ class Queue:
         delay_ms: int = 0,
         alone: bool = False,
         crashed: bool = False,
+        counted: bool = True,
     ) -> Call[str]:
         """Write the outcome of an attempt: "ok", "stale", "gone", or the final state it already has."""
         d = delivery
-        args = (d.job_id, d.stream, d.entry, d.attempt, outcome, body, delay_ms, int(alone), int(crashed))
+        flags = (int(alone), int(crashed), int(counted))
+        args = (d.job_id, d.stream, d.entry, d.attempt, outcome, body, delay_ms, *flags)
         return self._call("settle", args, text)
 
     def events(self, batch: Sequence[tuple[Delivery, str, dict[str, Any]]]) -> Call[tuple[bool, ...]]:
@@ -259,7 +264,7 @@ class Queue:
             "adopt", (consumer, value, ttl_ms, over), lambda reply: (int(reply[0]), text(reply[1]))
         )
 
-    def beat(
+    def beat(  # noqa: PLR0917
         self, consumer: str, value: str, ttl_ms: int, health: str, horizon_ms: int, models: Iterable[str]
     ) -> Call[Beat]:
         """Keep the lock and the health alive; learn which models nobody serves."""
@@ -274,7 +279,7 @@ def _submitted(reply: Any) -> Submitted:
     verdict = text(reply[0])
     if verdict not in ("ok", "exists", "conflict", "full"):
         raise ValueError(f"submit answered {verdict!r}")
-    return Submitted(verdict, text(reply[1]), text(reply[2]), int(reply[3]) / 1000)
+    return Submitted(cast(Verdict, verdict), text(reply[1]), text(reply[2]), int(reply[3]) / 1000)
 
 
 def _beat(reply: Any) -> Beat:

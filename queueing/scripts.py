@@ -13,8 +13,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from redis.exceptions import NoScriptError
-
 T = TypeVar("T")
 
 
@@ -58,6 +56,8 @@ class AsyncRedis(Protocol):
 
 def run(redis: Any, call: Call[T]) -> T:
     """Run a call over a ``redis.Redis``. A server that does not know the script is given its source."""
+    from redis.exceptions import NoScriptError
+
     server = cast(SyncRedis, redis)
     try:
         reply = server.evalsha(call.script.sha, 1, call.root, *call.args)
@@ -68,6 +68,8 @@ def run(redis: Any, call: Call[T]) -> T:
 
 async def arun(redis: Any, call: Call[T]) -> T:
     """Run a call over a ``redis.asyncio.Redis``; see :func:`run`."""
+    from redis.exceptions import NoScriptError
+
     server = cast(AsyncRedis, redis)
     try:
         reply = await server.evalsha(call.script.sha, 1, call.root, *call.args)

@@ -5,6 +5,8 @@ local consumer, value, ttl, health, horizon = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lock = root .. ':lock:' .. consumer
 local held = redis.call('GET', lock)
 if held and held ~= value then return { 0 } end
+-- A server that is full refuses the first write that could take memory; the lock must be kept all the same.
+if held then redis.call('PEXPIRE', lock, ttl) end
 redis.call('SET', lock, value, 'PX', ttl)
 redis.call('SET', root .. ':worker:' .. consumer, health, 'PX', ttl)
 redis.call('SADD', root .. ':workers', consumer)

@@ -10,6 +10,9 @@ local GROUP = 'workers'
 local WINDOW = 16
 local EVENT_CAP = 256
 local EVENT_GRACE_S = 60
+local DEAD_CAP = 10000
+-- List items that one script may look through: about a millisecond.
+local SEARCHED = 10000
 
 local function job_key(id) return root .. ':job:' .. id end
 local function inline_key(id) return root .. ':inline:' .. id end
@@ -57,8 +60,9 @@ local function top_up(model, lane)
   local stream, ring = stream_key(model, lane), ring_key(model, lane)
   local unread = unread_count(stream)
   local was_empty = unread == 0
-  local added = 0
-  while unread < WINDOW do
+  local added, searched = 0, 0
+  while unread < WINDOW and searched < SEARCHED do
+    searched = searched + 1
     local tenant = redis.call('LPOP', ring)
     if not tenant then break end
     local backlog = backlog_key(model, lane, tenant)
@@ -87,6 +91,15 @@ local function enqueue(id, model, lane, tenant, at_head)
   top_up(model, lane)
 end
 
+-- Takes out a job that ends while it waits, where the search is cheap. In a long backlog its id is left to top_up,
+-- and the submit script bounds the list by its length, so that what is left behind is bounded too.
+local function leave_backlog(id, model, lane, tenant)
+  local backlog = backlog_key(model, lane, tenant)
+  if redis.call('LLEN', backlog) > SEARCHED then return end
+  redis.call('LREM', backlog, 1, id)
+  if redis.call('EXISTS', backlog) == 0 then redis.call('LREM', ring_key(model, lane), 0, tenant) end
+end
+
 local function promote_due()
   local due = redis.call('ZRANGEBYSCORE', root .. ':delayed', '-inf', now, 'LIMIT', 0, 100)
   for _, id in ipairs(due) do
@@ -106,12 +119,16 @@ local function finish(id, state, field, body)
   local key = job_key(id)
   local job = redis.call('HMGET', key, 'state', 'model', 'lane', 'entry', 'bytes', 'ttl', 'idem', 'attempt', 'tenant')
   local ttl = tonumber(job[6]) or 86400
+  -- What frees memory comes first: a server that is full refuses only the first write of a script that could
+  -- take more of it, and an end must always be written.
+  redis.call('HDEL', key, 'owner', 'entry', 'error')
   redis.call('HSET', key, 'state', state, 'finished', now, field, body)
-  redis.call('HDEL', key, 'owner', 'entry')
   if job[4] then drop_entry(stream_key(job[2], job[3]), job[4]) end
   if job[1] == 'waiting' then
     count('waiting', -1)
-    redis.call('ZREM', root .. ':delayed', id)
+    if redis.call('ZREM', root .. ':delayed', id) == 0 and not job[4] then
+      leave_backlog(id, job[2], job[3], job[9])
+    end
   end
   if job[5] then
     redis.call('DEL', inline_key(id))
@@ -124,6 +141,11 @@ local function finish(id, state, field, body)
     redis.call('EXPIRE', events_key(id), EVENT_GRACE_S)
   end
   redis.call('PUBLISH', bell(id), state)
+  if state == 'dead' then
+    local dead = root .. ':dead'
+    redis.call('ZADD', dead, now, id)
+    redis.call('ZREMRANGEBYRANK', dead, 0, -1 - DEAD_CAP)
+  end
   count(state, 1)
   top_up(job[2], job[3])
 end

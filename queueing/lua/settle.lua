@@ -3,9 +3,10 @@
 --   done | failed | dead   the end; body is the result or the error
 --   retry                  back to the waiting room after delay milliseconds; body is the error
 --   release                handed back unstarted: to the head, not counted as a try
--- ARGV: id, stream, entry, attempt, outcome, body, delay, alone (0 or 1), crashed (0 or 1)
+-- ARGV: id, stream, entry, attempt, outcome, body, delay, then 0 or 1 each: alone (run it by itself from now on),
+-- crashed (it took the engine with it while alone), counted (the retry uses up a try)
 local id, stream, entry, attempt, outcome, body = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local delay, alone, crashed = tonumber(ARGV[7]), ARGV[8], ARGV[9]
+local delay, alone, crashed, counted = tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
 local key = job_key(id)
 local job = redis.call('HMGET', key, 'state', 'attempt', 'model', 'lane', 'tenant')
 local state = job[1]
@@ -20,12 +21,15 @@ end
 if outcome == 'done' then
   -- Of any attempt: the work is the same, and somebody waits for it. finish() drops the entry it has now.
   drop_entry(stream, entry)
+  if state == 'running' and job[2] ~= attempt then
+    redis.call('XADD', root .. ':control', 'MAXLEN', '1024', '*', 'cancel', id)
+  end
   finish(id, 'done', 'result', body)
   return 'ok'
 end
 if job[2] ~= attempt or state ~= 'running' then return 'stale' end
 if outcome == 'failed' or outcome == 'dead' then
-  if outcome == 'dead' then redis.call('ZADD', root .. ':dead', now, id) end
+  drop_entry(stream, entry)
   redis.call('HINCRBY', key, 'tries', 1)
   finish(id, outcome, 'error', body)
   return 'ok'
@@ -37,7 +41,7 @@ redis.call('HSET', key, 'state', 'waiting')
 count('waiting', 1)
 publish_event(id, attempt, outcome, body)
 if outcome == 'retry' then
-  redis.call('HINCRBY', key, 'tries', 1)
+  if counted == '1' then redis.call('HINCRBY', key, 'tries', 1) end
   redis.call('HSET', key, 'error', body)
   if alone == '1' then redis.call('HSET', key, 'alone', '1') end
   if crashed == '1' then redis.call('HINCRBY', key, 'crashes', 1) end

@@ -27,7 +27,8 @@ if again then return known(id, again) end
 
 local counts = redis.call('HMGET', counts_key, 'waiting', 'bytes')
 local waiting, bytes = tonumber(counts[1] or 0), tonumber(counts[2] or 0)
-if waiting >= max_waiting or (inline and bytes + #inline > max_bytes) then
+local too_long = redis.call('LLEN', backlog_key(model, lane, tenant)) >= max_waiting + 16
+if waiting >= max_waiting or too_long or (inline and bytes + #inline > max_bytes) then
   return { 'full', id, '', 1000 }
 end
 

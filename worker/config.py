@@ -1,0 +1,74 @@
+"""What the daemon is told at its start. Each organ is given its own small part, never the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config import EngineConfig
+from worker.assembler import BatchLimits
+from worker.governor import Thresholds
+from worker.media.types import MediaLimits
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseConfig:
+    lease_s: float = 15.0
+    """Seconds without renewal after which another worker may take a delivery over."""
+    beat_s: float = 2.0
+    """Seconds between two signs of life."""
+
+    @property
+    def renew_s(self) -> float:
+        """A third of the lease: two renewals may be lost before it lapses."""
+        return self.lease_s / 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How the engine process is started and kept; what it is told itself is in ``process``."""
+
+    serve: tuple[str, ...]
+    """Aliases that this worker loads and takes jobs for."""
+    process: EngineConfig
+    budget_bytes: int | None = None
+    """What the engine may use, weights included; None derives it from the device."""
+    command: tuple[str, ...] | None = None
+    """The engine's argv, for a stand-in; None for ``python -m engine``."""
+    start_timeout_s: float = 60.0
+    """Seconds until the process must have said that it is there."""
+    restart_backoff_s: tuple[float, ...] = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+    """Pauses before the first, second, ... restart in a row; the last one repeats."""
+    settled_after_s: float = 60.0
+    """Seconds of life after which an exit is the first in a row again."""
+    unready_after: int = 3
+    """Failures in a row after which the worker says that it is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    redis_url: str
+    queue: str
+    name: str
+    """Consumer name; where it is taken by a living worker, a number is added."""
+    spool_dir: Path
+    engine: EngineSettings
+    media: MediaLimits = field(default_factory=MediaLimits)
+    media_processes: int = 2
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    batch: BatchLimits = field(default_factory=BatchLimits)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    credits: int = 32
+    """Deliveries held at most."""
+    max_waiting_chunks: int = 512
+    """Chunks decoded and not yet dispatched above which nothing more is taken."""
+    drain_s: float = 30.0
+    """Seconds that running work may take after the first SIGTERM."""
+    poison_after: int = 2
+    """Crashes of the engine by a job while alone after which it is dead (invariant I4)."""
+    retry_base_s: float = 1.0
+    retry_cap_s: float = 60.0
+    served_horizon_s: float = 7 * 86400.0
+    """A model that no worker has served for so long is unknown, and its jobs fail."""
+    step_log: Path | None = None
+    """Where to append a JSON line for each step of the engine; never holds text."""

@@ -1,0 +1,448 @@
+"""The daemon: builds the organs, connects them, and stops them in two stages.
+
+The first SIGTERM or SIGINT: nothing more is taken, what the engine has not begun goes back to the
+head of its backlog, what it has begun may finish until the drain deadline. The second, or the
+deadline: everything goes back now. Either way the exit status is 0 and nothing is left behind
+(invariant I10). A SIGKILL leaves it to the leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from engine.handle import EngineExit
+from engine.protocol import (
+    BatchDone,
+    ChunkDone,
+    ChunkFailed,
+    ClearCache,
+    Event,
+    Partial,
+    Ready,
+    Sample,
+    StepDone,
+)
+from queueing.job import LANES, WIRE_VERSION
+from queueing.keys import Keys
+from queueing.protocol import Queue, StreamName, Taken
+from worker import health
+from worker.assembler import WaitingChunk
+from worker.config import WorkerConfig
+from worker.control import ControlReader
+from worker.dispatcher import Dispatcher
+from worker.flow import EngineCrashed, JobFlow, Parts
+from worker.governor import Governor
+from worker.held import HeldJob, Ledger
+from worker.identity import Identity, adopt
+from worker.intake import Intake
+from worker.keeper import EngineKeeper
+from worker.leases import Leases
+from worker.link import Link, LinkDown
+from worker.media.supervisor import MediaSupervisor
+from worker.outbox import Outbox
+from worker.settle import Settler
+from worker.steplog import StepLog
+
+log = logging.getLogger("decibatch.worker")
+
+DEVICE_SHARE = 0.75
+"""Of the device's memory that the engine may use where no budget is set; the rest is the system's and ours."""
+LAST_WORDS_S = 5.0
+"""Seconds that writing hand-backs may take at the very end."""
+
+
+def package_version() -> str:
+    try:
+        return version("decibatch")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+class Daemon:
+    """One worker: :meth:`run` returns its exit status."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._queue = Queue(Keys(config.queue))
+        self._version = package_version()
+        self._link = Link(config.redis_url)
+        self._ledger = Ledger()
+        self._keeper = EngineKeeper(config.engine, self)
+        self._governor = Governor(config.thresholds, max_items=config.batch.max_items)
+        self._settler = Settler(self._link, self._queue, base_s=config.retry_base_s, cap_s=config.retry_cap_s)
+        self._outbox = Outbox(self._link, self._queue)
+        self._dispatcher = Dispatcher(
+            self._keeper,
+            self._governor,
+            config.batch,
+            more_coming=lambda: self._media.busy + self._media.waiting > 0,
+            on_dispatch=self._note_dispatch,
+        )
+        self._steplog = StepLog(config.step_log)
+        self._orphans: tuple[str, ...] = ()
+        self._draining = False
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._name_lost = False
+        self._media: MediaSupervisor
+        self._me: Identity
+        self._flow: JobFlow
+        self._leases: Leases
+        self._intake: Intake
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Work until told to stop. 0 after an orderly stop, 1 where the consumer name was lost to somebody else."""
+        self._listen_to_signals()
+        keep_link = asyncio.create_task(self._link.keep(), name="link")
+        try:
+            if not await self._adopt_name():
+                return 0
+            await self._build()
+            await self._work()
+        finally:
+            await self._tear_down()
+            keep_link.cancel()
+            await asyncio.gather(keep_link, return_exceptions=True)
+            await self._link.close()
+            self._steplog.close()
+        return 1 if self._name_lost else 0
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.request_stop)
+
+    def request_stop(self) -> None:
+        """First call: drain. Second call: hand everything back now. Safe at any time."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    async def _adopt_name(self) -> bool:
+        """Wait for Redis and lock a name; False where we were told to stop meanwhile."""
+        ttl_ms = int(self._config.lease.lease_s * 1000)
+        adopting = asyncio.create_task(adopt(self._link, self._queue, self._config.name, ttl_ms))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((adopting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not adopting.done():
+            adopting.cancel()
+            return False
+        self._me = await adopting
+        return True
+
+    async def _build(self) -> None:
+        config, me = self._config, self._me
+        spool = config.spool_dir / f"{config.queue}-{me.consumer}"
+        spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._media = MediaSupervisor(spool, config.media, config.media_processes)
+        parts = Parts(
+            self._link,
+            self._queue,
+            self._media,
+            self._keeper,
+            self._dispatcher,
+            self._outbox,
+            self._settler,
+            self._ledger,
+        )
+        self._flow = JobFlow(
+            parts,
+            serve=config.engine.serve,
+            poison_after=config.poison_after,
+            worker=me.consumer,
+            version=self._version,
+            on_settled=self._note_settled,
+        )
+        self._leases = Leases(
+            self._link,
+            self._queue,
+            me,
+            self._ledger,
+            config.lease,
+            wire=WIRE_VERSION,
+            progressing=lambda: self._keeper.progressing(time.monotonic()),
+            on_lost=self._flow.abandon,
+            on_taken=self._accept,
+            streams=self._streams,
+            credits_left=self._credits_left,
+        )
+        self._intake = Intake(
+            self._link,
+            self._queue,
+            me,
+            wire=WIRE_VERSION,
+            credits_left=self._credits_left,
+            streams=self._streams,
+            on_taken=self._accept,
+        )
+
+    async def _work(self) -> None:
+        control = ControlReader(
+            self._config.redis_url,
+            self._queue.keys,
+            self._link,
+            on_wake=self._intake.poke,
+            on_cancel=self._note_cancel,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                jobs = [
+                    group.create_task(self._beat(), name="beat"),
+                    group.create_task(self._begin(), name="begin"),
+                    group.create_task(control.run(), name="control"),
+                    group.create_task(self._leases.run(), name="leases"),
+                    group.create_task(self._dispatcher.run(), name="dispatcher"),
+                    group.create_task(self._outbox.run(), name="outbox"),
+                ]
+                engine = group.create_task(self._keeper.run(), name="engine")
+                await self._stop.wait()
+                await self._drain()
+                await self._keeper.stop(timeout_s=2.0)
+                await engine
+                for task in jobs:
+                    task.cancel()
+        finally:
+            await control.close()
+
+    async def _begin(self) -> None:
+        """Warm the decoders, take up what an earlier life left, then take what is new."""
+        await self._media.start()
+        while True:
+            await self._link.wait_up()
+            try:
+                await self._leases.resume()
+                break
+            except LinkDown:
+                continue
+        self._link.on_return = self._on_return
+        await self._intake.run()
+
+    async def _on_return(self) -> None:
+        await self._leases.renew()
+        await self._leases.resume()
+
+    async def _drain(self) -> None:
+        self._draining = True
+        log.info("stopping", extra={"held": len(self._ledger)})
+        self._hand_back(only_unstarted=True)
+        await self._wait_until_empty(self._config.drain_s)
+        self._hand_back(only_unstarted=False)
+        self._stop_now.clear()
+        await self._wait_until_empty(LAST_WORDS_S)
+        if len(self._ledger):
+            log.warning("left to their leases", extra={"held": len(self._ledger)})
+
+    def _hand_back(self, *, only_unstarted: bool) -> None:
+        for held in self._ledger:
+            if not (only_unstarted and held.started):
+                self._flow.abandon(held, "handback")
+
+    async def _wait_until_empty(self, timeout_s: float) -> None:
+        if not len(self._ledger):
+            return
+        self._empty.clear()
+        waits = [asyncio.create_task(event.wait()) for event in (self._empty, self._stop_now)]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _tear_down(self) -> None:
+        """Whatever happened: no process, no file, no name is left. Each part is safe before its start."""
+        await self._keeper.stop(timeout_s=0.5)
+        for held in self._ledger:
+            if held.task is not None:
+                held.task.cancel()
+        tasks = [held.task for held in self._ledger if held.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if hasattr(self, "_media"):
+            await self._media.stop()
+        if hasattr(self, "_me") and self._link.up and not self._name_lost:
+            try:
+                await self._link.run(self._queue.leave(self._me.consumer, self._me.value, self._streams()))
+            except LinkDown as exc:
+                log.warning("name left to its lease", extra={"error": str(exc)})
+
+    # --- signs of life ----------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            await self._link.wait_up()
+            call = self._queue.beat(
+                self._me.consumer,
+                self._me.value,
+                int(self._config.lease.lease_s * 1000),
+                json.dumps(self.health()),
+                int(self._config.served_horizon_s * 1000),
+                sorted(self._keeper.loaded),
+            )
+            try:
+                beat = await self._link.run(call)
+            except LinkDown:
+                continue
+            if not beat.held:
+                # Somebody else took our name while we were away for longer than the lease.
+                log.error("consumer name lost", extra={"consumer": self._me.consumer})
+                self._name_lost = True
+                self.request_stop()
+                self.request_stop()
+                return
+            if beat.orphans != self._orphans:
+                self._orphans = beat.orphans
+                self._intake.poke()
+            await asyncio.sleep(self._config.lease.beat_s)
+
+    def health(self) -> dict[str, object]:
+        """The document that ``decibatch health`` shows."""
+        why = health.reasons(
+            keeper=self._keeper,
+            governor=self._governor,
+            link=self._link,
+            stopping=self._stop.is_set(),
+            unready_after=self._config.engine.unready_after,
+            now=time.monotonic(),
+        )
+        return health.document(
+            identity=self._me,
+            why=why,
+            keeper=self._keeper,
+            governor=self._governor,
+            dispatcher=self._dispatcher,
+            ledger=self._ledger,
+            media=self._media,
+            settled=self._settler.counts,
+            version=self._version,
+        )
+
+    # --- intake -----------------------------------------------------------------------------------
+
+    def _streams(self) -> list[StreamName]:
+        """In lane order; models that nobody serves come last, so that their jobs can be refused."""
+        failed = self._keeper.failed_models
+        models = [alias for alias in self._config.engine.serve if alias not in failed]
+        orphans = [model for model in self._orphans if model not in self._config.engine.serve]
+        return [(model, lane.value) for lane in LANES for model in (*models, *orphans)]
+
+    def _credits_left(self) -> int:
+        if self._draining or not self._keeper.ready or not self._governor.may_take():
+            return 0
+        if len(self._dispatcher) >= self._config.max_waiting_chunks:
+            return 0
+        return max(0, self._config.credits - len(self._ledger))
+
+    def _accept(self, taken: Taken) -> None:
+        for delivery in taken.deliveries:
+            self._flow.accept(delivery)
+        for job_id in taken.lost:
+            log.error("redis lost a job", extra={"job": job_id})
+        if taken.junk:
+            log.error("entries that are no jobs", extra={"count": taken.junk})
+        if taken.newer:
+            log.warning("jobs need a newer worker", extra={"count": len(taken.newer)})
+
+    def _note_settled(self) -> None:
+        if not len(self._ledger):
+            self._empty.set()
+        self._intake.poke()
+        self._dispatcher.poke()
+
+    def _note_cancel(self, job_id: str) -> None:
+        held = self._ledger.get(job_id)
+        if held is not None:
+            self._flow.abandon(held, "cancelled")
+
+    def _note_dispatch(self, batch: tuple[WaitingChunk, ...], now: float) -> None:
+        for chunk in batch:
+            held = self._ledger.by_chunk(chunk.request.id)
+            if held is not None and held.dispatched_at is None:
+                held.dispatched_at = now
+                held.stage = "engine"
+
+    # --- what the engine says ---------------------------------------------------------------------
+
+    def engine_ready(self) -> None:
+        self._intake.poke()
+        self._dispatcher.poke()
+
+    def engine_gone(self, exit_: EngineExit) -> None:
+        suspects = self._dispatcher.engine_gone()
+        self._governor.reset()
+        for job_id in suspects:
+            held = self._ledger.get(job_id)
+            if held is None:
+                continue
+            if self._stop.is_set():
+                self._flow.abandon(held, "handback")
+            elif held.chunks_done is not None and not held.chunks_done.done():
+                held.chunks_done.set_exception(EngineCrashed(exit_.reason, alone=len(suspects) == 1))
+
+    def engine_event(self, event: Event) -> None:
+        match event:
+            case Sample():
+                self._govern(event)
+            case StepDone():
+                self._dispatcher.steps.append(event)
+                self._steplog.write(event, self._governor.level.name.lower())
+                self._govern(event.sample)
+            case Partial():
+                self._publish_partial(event)
+            case ChunkDone():
+                self._dispatcher.answered(event.chunk)
+                held = self._ledger.chunk_done(event, time.monotonic())
+                if held is not None:
+                    self._publish_progress(held)
+            case ChunkFailed():
+                self._dispatcher.answered(event.chunk)
+                self._ledger.chunk_failed(event)
+            case BatchDone():
+                self._dispatcher.batch_done(event)
+            case Ready():
+                self._governor.budget_bytes = self._config.engine.budget_bytes or int(
+                    event.memory_total * DEVICE_SHARE
+                )
+                log.info(
+                    "engine is up",
+                    extra={"pid": event.pid, "device": event.device, "budget": self._governor.budget_bytes},
+                )
+            case _:
+                pass
+
+    def _govern(self, sample: Sample) -> None:
+        decision = self._governor.observe(sample, time.monotonic())
+        if decision.clear_cache:
+            self._keeper.send(ClearCache())
+        change = decision.transition
+        if change is not None:
+            log.info(
+                "memory level",
+                extra={
+                    "before": change.before.name,
+                    "after": change.after.name,
+                    "share": round(change.share, 3),
+                },
+            )
+            self._intake.poke()
+            self._dispatcher.poke()
+
+    def _publish_partial(self, event: Partial) -> None:
+        held = self._ledger.by_chunk(event.chunk)
+        if held is not None:
+            data = {"chunk": held.chunk_ids.index(event.chunk), "text": event.text}
+            self._outbox.put(held.delivery, "partial", data)
+
+    def _publish_progress(self, held: HeldJob) -> None:
+        data = {"stage": "engine", "done": len(held.results), "total": len(held.chunk_ids)}
+        self._outbox.put(held.delivery, "progress", data)
+
+
+def run(config: WorkerConfig) -> int:
+    """Run a worker in the foreground until it is told to stop. Returns its exit status."""
+    return asyncio.run(Daemon(config).run())

@@ -1,0 +1,282 @@
+"""The way of one job through the worker: parse, media, chunks, text, outcome. One coroutine a delivery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from engine.protocol import ChunkRequest, DecodeOptions
+from engine.windows import window_s
+from queueing.errors import InvalidJob
+from queueing.job import ErrorInfo, InlineInput, Job, Lane, PathInput, Result, Timings, UrlInput, parse_job
+from queueing.protocol import Delivery, Queue
+from worker.assembler import WaitingChunk
+from worker.dispatcher import Dispatcher
+from worker.held import ChunkError, HeldJob, Ledger
+from worker.joining import join_segments, join_text, main_language
+from worker.keeper import EngineKeeper
+from worker.link import Link
+from worker.media.supervisor import MediaSupervisor
+from worker.media.types import MediaDone, MediaError, MediaRequest
+from worker.outbox import Outbox
+from worker.outcome import Dead, Done, Dropped, Failed, HandBack, Outcome, Retry
+from worker.settle import Settler, internal_error
+
+log = logging.getLogger("decibatch.job")
+
+SHORT_INLINE_BYTES = 1024 * 1024
+TEMPERATURE_STEP = 0.2
+
+
+class EngineCrashed(Exception):
+    """The engine died while a chunk of the job was in it. ``alone``: nothing else was."""
+
+    def __init__(self, reason: str, *, alone: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.alone = alone
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The organs that a job passes through."""
+
+    link: Link
+    queue: Queue
+    media: MediaSupervisor
+    keeper: EngineKeeper
+    dispatcher: Dispatcher
+    outbox: Outbox
+    settler: Settler
+    ledger: Ledger
+
+
+class JobFlow:
+    """Runs deliveries. ``on_settled`` is called whenever one has left our hands."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        serve: tuple[str, ...],
+        poison_after: int,
+        worker: str,
+        version: str,
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._serve = serve
+        self._poison_after = poison_after
+        self._worker = worker
+        self._version = version
+        self._on_settled = on_settled
+
+    def accept(self, delivery: Delivery) -> None:
+        """Begin with a delivery. One whose job we hold already (our lease had lapsed) only renews the attempt."""
+        held = self._parts.ledger.get(delivery.job_id)
+        if held is not None:
+            held.delivery = delivery
+            return
+        held = HeldJob(delivery, time.monotonic())
+        self._parts.ledger.add(held)
+        held.task = asyncio.create_task(self._run(held), name=f"job-{delivery.job_id}")
+
+    def abandon(self, held: HeldJob, why: str) -> None:
+        """Stop working on a job; what "handback" means is written, everything else has been already."""
+        if held.stage != "settling" and held.abandon is None and held.task is not None:
+            held.abandon = why
+            held.task.cancel()
+
+    async def _run(self, held: HeldJob) -> None:
+        try:
+            outcome = await self._attempt(held)
+        except asyncio.CancelledError:
+            if held.abandon is None:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            outcome = HandBack() if held.abandon == "handback" else Dropped(held.abandon)
+        except Exception as exc:
+            log.exception("job failed by our own fault", extra={"job": held.delivery.job_id})
+            outcome = Retry(internal_error(exc))
+        held.stage = "settling"
+        max_attempts = held.job.max_attempts if held.job is not None else 1
+        try:
+            await self._parts.settler.write(held.delivery, outcome, max_attempts)
+        finally:
+            self._parts.ledger.remove(held)
+            self._on_settled()
+
+    async def _attempt(self, held: HeldJob) -> Outcome:
+        try:
+            job = held.job = parse_job(held.delivery.payload)
+        except InvalidJob as exc:
+            return Failed(ErrorInfo(code="invalid_job", message=str(exc)))
+        refusal = self._refuse(job)
+        if refusal is not None:
+            return Failed(refusal)
+        try:
+            audio = await self._decode(held, job)
+        except MediaError as exc:
+            return media_outcome(exc, held.delivery)
+        try:
+            return await self._transcribe(held, job, audio)
+        except ChunkError as exc:
+            failed = exc.failed
+            error = ErrorInfo(code=failed.code, message=failed.message, retryable=failed.retryable)
+            return Retry(error) if failed.retryable else Failed(error)
+        except EngineCrashed as exc:
+            return self._crash_outcome(exc, held.delivery)
+        finally:
+            self._parts.dispatcher.withdraw(held.chunk_ids)
+            self._parts.ledger.forget_chunks(held)
+            self._parts.media.discard(audio.spool)
+
+    def _refuse(self, job: Job) -> ErrorInfo | None:
+        if job.model not in self._serve:
+            return ErrorInfo(code="unknown_model", message=f"no worker serves a model named {job.model!r}")
+        loaded = self._parts.keeper.loaded.get(job.model)
+        if loaded is None:
+            return None
+        language = job.options.language
+        if language is not None and language not in loaded.languages:
+            message = f"model {job.model} does not know the language {language!r}"
+            return ErrorInfo(code="unsupported_language", message=message)
+        if job.kind == "translate" and not loaded.can_translate:
+            return ErrorInfo(code="unsupported_option", message=f"model {job.model} cannot translate")
+        return None
+
+    async def _decode(self, held: HeldJob, job: Job) -> MediaDone:
+        self._parts.outbox.put(held.delivery, "progress", {"stage": "media", "done": 0, "total": 0})
+        name = f"{job.id}-{held.delivery.attempt}"
+        short = job.lane is Lane.INTERACTIVE
+        match job.input:
+            case PathInput(path=path):
+                request = MediaRequest(name, path=path, short=short)
+            case UrlInput(url=url):
+                request = MediaRequest(name, url=url, short=short)
+            case InlineInput(size=size):
+                data = await self._fetch_inline(job.id)
+                request = MediaRequest(name, data=data, short=short or size <= SHORT_INLINE_BYTES)
+        return await self._parts.media.prepare(request)
+
+    async def _fetch_inline(self, job_id: str) -> bytes:
+        link = self._parts.link
+        while True:
+            await link.wait_up()
+            try:
+                data: Any = await link.redis.get(self._parts.queue.keys.inline(job_id))
+            except (RedisError, OSError) as exc:
+                link.mark_down(exc)
+                continue
+            if data is None:
+                raise MediaError("input_lost", "the bytes of the input are no longer in Redis")
+            return bytes(data)
+
+    async def _transcribe(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
+        held.ready_at = time.monotonic()
+        chunks = self._chunks(held, job, audio)
+        if not chunks:
+            return Done(self._result(held, job, audio))
+        held.stage = "waiting"
+        finished = self._parts.ledger.expect(held, tuple(chunk.request.id for chunk in chunks))
+        progress = {"stage": "engine", "done": 0, "total": len(chunks)}
+        self._parts.outbox.put(held.delivery, "progress", progress)
+        self._parts.dispatcher.offer(chunks)
+        await finished
+        return Done(self._result(held, job, audio))
+
+    def _chunks(self, held: HeldJob, job: Job, audio: MediaDone) -> list[WaitingChunk]:
+        options = decode_options(job)
+        assert held.ready_at is not None
+        return [
+            WaitingChunk(
+                request=ChunkRequest(
+                    id=f"{job.id}/{held.delivery.attempt}/{number}",
+                    job=job.id,
+                    model=job.model,
+                    path=audio.spool,
+                    offset=piece.offset,
+                    samples=piece.samples,
+                    options=options,
+                ),
+                lane=job.lane,
+                ready_at=held.ready_at,
+                window_s=window_s(piece.duration_s),
+                alone=held.delivery.alone,
+            )
+            for number, piece in enumerate(audio.pieces)
+        ]
+
+    def _result(self, held: HeldJob, job: Job, audio: MediaDone) -> Result:
+        results = [held.results[chunk_id] for chunk_id in held.chunk_ids]
+        pieces = audio.pieces
+        return Result(
+            text=join_text(results),
+            segments=join_segments(pieces, results, audio.duration_s),
+            language=main_language(results, pieces) or job.options.language,
+            duration_s=round(audio.duration_s, 3),
+            speech_s=round(audio.speech_s, 3),
+            timings=timings(held, time.monotonic()),
+            model=job.model,
+            bits=min((result.bits for result in results), default=0),
+            attempt=held.delivery.attempt,
+            worker=self._worker,
+            version=self._version,
+        )
+
+    def _crash_outcome(self, crash: EngineCrashed, delivery: Delivery) -> Outcome:
+        error = ErrorInfo(
+            code="engine_crashed", message=f"the engine died: {crash.reason}"[:300], retryable=True
+        )
+        if not crash.alone:
+            return Retry(error, alone=True, counted=False)
+        if delivery.crashes + 1 < self._poison_after:
+            return Retry(error, alone=True, crashed=True, counted=False)
+        message = f"the job crashed the engine {delivery.crashes + 1} times while it ran alone"
+        return Dead(ErrorInfo(code="poison", message=message))
+
+
+def decode_options(job: Job) -> DecodeOptions:
+    """What the engine is asked for; temperatures climb from the job's own in steps of 0.2 (Whisper paper, 4.5)."""
+    start = job.options.temperature
+    steps = int((1.0 - start) / TEMPERATURE_STEP + 1e-9)
+    return DecodeOptions(
+        task=job.kind,
+        language=job.options.language,
+        prompt=job.options.prompt,
+        temperatures=tuple(round(start + TEMPERATURE_STEP * step, 3) for step in range(steps + 1)),
+        timestamps=job.options.timestamps,
+        max_tokens=job.options.max_tokens,
+    )
+
+
+def media_outcome(exc: MediaError, delivery: Delivery) -> Outcome:
+    """A second death of a media process over the same input is its own fault, and final."""
+    final = not exc.retryable or (exc.code == "media_crashed" and delivery.tries >= 1)
+    error = ErrorInfo(code=exc.code, message=exc.message, retryable=not final)
+    if exc.code == "media_stopped":
+        return HandBack()
+    return Failed(error) if final else Retry(error)
+
+
+def timings(held: HeldJob, now: float) -> Timings:
+    """Where the time of a job went, seconds; the parts add up to the total but for the joining."""
+    queued = max(0.0, (held.delivery.taken_ms - held.delivery.created_ms) / 1000)
+    ready = held.ready_at or now
+    dispatched = held.dispatched_at or ready
+    text_at = held.text_at or dispatched
+    return Timings(
+        queued=round(queued, 4),
+        media=round(ready - held.accepted_at, 4),
+        waiting=round(dispatched - ready, 4),
+        engine=round(text_at - dispatched, 4),
+        total=round(queued + now - held.accepted_at, 4),
+    )

@@ -1,0 +1,101 @@
+"""What the worker says of itself: one JSON document, written to Redis every beat and read by ``decibatch health``."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from worker.dispatcher import Dispatcher
+from worker.governor import Governor, Level
+from worker.held import Ledger
+from worker.identity import Identity, host_id
+from worker.keeper import EngineKeeper
+from worker.link import Link
+from worker.media.supervisor import MediaSupervisor
+
+
+def reasons(
+    *, keeper: EngineKeeper, governor: Governor, link: Link, stopping: bool, unready_after: int, now: float
+) -> list[str]:
+    """Why the worker does not take work; empty where it does."""
+    said = []
+    if stopping:
+        said.append("stopping")
+    if not link.up:
+        said.append("redis_away")
+    if keeper.failures >= unready_after:
+        said.append("engine_keeps_dying")
+    if not keeper.ready:
+        said.append(f"engine_{keeper.state}")
+    if keeper.failed_models and not keeper.loaded:
+        codes = sorted({failed.code for failed in keeper.failed_models.values()})
+        said.append(f"no_model_loaded ({', '.join(codes)})")
+    if not keeper.progressing(now):
+        said.append("engine_stuck")
+    if governor.level is Level.PAUSE:
+        said.append("memory_pause")
+    return said
+
+
+def document(
+    *,
+    identity: Identity,
+    why: list[str],
+    keeper: EngineKeeper,
+    governor: Governor,
+    dispatcher: Dispatcher,
+    ledger: Ledger,
+    media: MediaSupervisor,
+    settled: Counter[str],
+    version: str,
+) -> dict[str, Any]:
+    now = time.monotonic()
+    device = keeper.device
+    last = governor.last
+    sizes = list(dispatcher.batch_sizes)
+    return {
+        "worker": identity.consumer,
+        "incarnation": identity.incarnation,
+        "host": host_id().split("/", maxsplit=1)[0],
+        "pid": _pid(),
+        "version": version,
+        "ready": not why,
+        "reasons": why,
+        "progress_s": round(keeper.progress_age(now), 2),
+        "level": governor.level.name.lower(),
+        "models": sorted(keeper.loaded),
+        "failed_models": {name: failed.code for name, failed in keeper.failed_models.items()},
+        "held": len(ledger),
+        "running": ledger.count("engine"),
+        "waiting_chunks": len(dispatcher),
+        "settled": dict(settled),
+        "batches": {"last": sizes[-1] if sizes else 0, "mean": sum(sizes) / len(sizes) if sizes else 0.0},
+        "memory": {
+            "budget": governor.budget_bytes,
+            "share": round(governor.share, 4),
+            "batch_items": governor.max_items(idle=False),
+            "active": last.active if last else 0,
+            "cache": last.cache if last else 0,
+            "peak": last.peak if last else 0,
+            "footprint": last.footprint if last else 0,
+        },
+        "engine": {
+            "state": keeper.state,
+            "pid": keeper.pid,
+            "device": device.device if device else "",
+            "dtype": device.dtype if device else "",
+            "blas": bool(device and device.blas),
+            "restarts": keeper.restarts,
+            "failures": keeper.failures,
+            "last_exit": keeper.last_exit,
+        },
+        "media": {"busy": media.busy, "waiting": media.waiting, "spool_bytes": media.spool_bytes},
+        "at_ms": int(time.time() * 1000),
+    }
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()

@@ -1,0 +1,114 @@
+"""What the worker holds: deliveries, and the pieces of them on their way through media and engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.protocol import ChunkDone, ChunkFailed
+from queueing.job import Job
+from queueing.protocol import Delivery
+
+
+class ChunkError(Exception):
+    """A chunk of the job ended without text."""
+
+    def __init__(self, failed: ChunkFailed) -> None:
+        super().__init__(failed.code)
+        self.failed = failed
+
+
+@dataclass(slots=True, eq=False)
+class HeldJob:
+    """One delivery in our hands. Times are monotonic seconds."""
+
+    delivery: Delivery
+    accepted_at: float
+    job: Job | None = None
+    task: asyncio.Task[None] | None = None
+    stage: str = "media"
+    """ "media", "waiting", "engine" or "settling"."""
+    results: dict[str, ChunkDone] = field(default_factory=dict)
+    chunk_ids: tuple[str, ...] = ()
+    chunks_done: asyncio.Future[None] | None = None
+    ready_at: float | None = None
+    dispatched_at: float | None = None
+    text_at: float | None = None
+    abandon: str | None = None
+    """Why the work is to be dropped: a final state, "lost", "handback"."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the engine has begun with it: what has not is handed back when the worker stops."""
+        return self.dispatched_at is not None or self.stage == "settling"
+
+
+class Ledger:
+    """All that is held, by job and by chunk."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, HeldJob] = {}
+        self._chunks: dict[str, HeldJob] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[HeldJob]:
+        return iter(list(self._jobs.values()))
+
+    def get(self, job_id: str) -> HeldJob | None:
+        return self._jobs.get(job_id)
+
+    def add(self, held: HeldJob) -> None:
+        self._jobs[held.delivery.job_id] = held
+
+    def remove(self, held: HeldJob) -> None:
+        if self._jobs.get(held.delivery.job_id) is held:
+            del self._jobs[held.delivery.job_id]
+        self.forget_chunks(held)
+
+    def expect(self, held: HeldJob, chunk_ids: tuple[str, ...]) -> asyncio.Future[None]:
+        """Register the chunks of a job; the future ends when all have text, or with the first failure."""
+        held.chunk_ids = chunk_ids
+        held.results.clear()
+        held.chunks_done = asyncio.get_running_loop().create_future()
+        for chunk_id in chunk_ids:
+            self._chunks[chunk_id] = held
+        return held.chunks_done
+
+    def forget_chunks(self, held: HeldJob) -> None:
+        for chunk_id in held.chunk_ids:
+            self._chunks.pop(chunk_id, None)
+
+    def by_chunk(self, chunk_id: str) -> HeldJob | None:
+        return self._chunks.get(chunk_id)
+
+    def chunk_done(self, event: ChunkDone, now: float) -> HeldJob | None:
+        """Note a chunk's text. Returns its job, or None where nobody waits for it any more."""
+        held = self._chunks.get(event.chunk)
+        if held is None:
+            return None
+        held.results[event.chunk] = event
+        held.text_at = now
+        done = held.chunks_done
+        if len(held.results) == len(held.chunk_ids) and done is not None and not done.done():
+            done.set_result(None)
+        return held
+
+    def chunk_failed(self, event: ChunkFailed) -> HeldJob | None:
+        held = self._chunks.get(event.chunk)
+        if held is not None and held.chunks_done is not None and not held.chunks_done.done():
+            held.chunks_done.set_exception(ChunkError(event))
+        return held
+
+    @property
+    def entries(self) -> list[str]:
+        return [held.delivery.entry for held in self._jobs.values()]
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        return [held.delivery for held in self._jobs.values()]
+
+    def count(self, stage: str) -> int:
+        return sum(1 for held in self._jobs.values() if held.stage == stage)

@@ -1,0 +1,67 @@
+"""Takes deliveries, as many as there are credits for and not one more: the rest waits in Redis for anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from queueing.protocol import Queue, StreamName, Taken
+from worker.identity import Identity
+from worker.link import Link, LinkDown
+
+log = logging.getLogger("decibatch.intake")
+
+POLL_S = 1.0
+"""Look again after so long, whatever was or was not said."""
+
+
+class Intake:
+    def __init__(
+        self,
+        link: Link,
+        queue: Queue,
+        identity: Identity,
+        *,
+        wire: int,
+        credits_left: Callable[[], int],
+        streams: Callable[[], list[StreamName]],
+        on_taken: Callable[[Taken], None],
+    ) -> None:
+        self._link = link
+        self._queue = queue
+        self._me = identity
+        self._wire = wire
+        self._credits_left = credits_left
+        self._streams = streams
+        self._on_taken = on_taken
+        self._poked = asyncio.Event()
+
+    def poke(self) -> None:
+        """There may be work, or there are credits again."""
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Take until cancelled."""
+        while True:
+            await self._link.wait_up()
+            # Cleared before looking: what is said while we look makes us look again.
+            self._poked.clear()
+            if not await self._take():
+                try:
+                    await asyncio.wait_for(self._poked.wait(), POLL_S)
+                except TimeoutError:
+                    continue
+
+    async def _take(self) -> bool:
+        """Take once. True where it is worth looking again at once."""
+        credits_left, streams = self._credits_left(), self._streams()
+        if credits_left < 1 or not streams:
+            return False
+        call = self._queue.take(self._me.consumer, self._me.owner, credits_left, streams, wire=self._wire)
+        try:
+            taken = await self._link.run(call)
+        except LinkDown:
+            return False
+        self._on_taken(taken)
+        return len(taken.deliveries) == credits_left

@@ -1,0 +1,98 @@
+"""Leases: renewed while the work goes on, given up when it does not, taken over when they lapse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from queueing.protocol import Queue, StreamName, Taken
+from worker.config import LeaseConfig
+from worker.held import HeldJob, Ledger
+from worker.identity import Identity
+from worker.link import Link, LinkDown
+
+log = logging.getLogger("decibatch.lease")
+
+
+class Leases:
+    """Renews what is held and reclaims what others have let lapse."""
+
+    def __init__(
+        self,
+        link: Link,
+        queue: Queue,
+        identity: Identity,
+        ledger: Ledger,
+        config: LeaseConfig,
+        *,
+        wire: int,
+        progressing: Callable[[], bool],
+        on_lost: Callable[[HeldJob, str], None],
+        on_taken: Callable[[Taken], None],
+        streams: Callable[[], list[StreamName]],
+        credits_left: Callable[[], int],
+    ) -> None:
+        self._link = link
+        self._queue = queue
+        self._me = identity
+        self._ledger = ledger
+        self._config = config
+        self._wire = wire
+        self._progressing = progressing
+        self._on_lost = on_lost
+        self._on_taken = on_taken
+        self._streams = streams
+        self._credits_left = credits_left
+
+    async def run(self) -> None:
+        """Renew and reclaim until cancelled."""
+        while True:
+            await asyncio.sleep(self._config.renew_s)
+            await self._link.wait_up()
+            try:
+                await self.renew()
+                await self.reclaim()
+            except LinkDown:
+                continue
+
+    async def renew(self) -> None:
+        """Renew every lease, unless the engine hangs: then let them lapse, so that others can go on."""
+        held = list(self._ledger)
+        if not held or not self._progressing():
+            return
+        words = await self._link.run(self._queue.renew(self._me.consumer, [one.delivery for one in held]))
+        for one, word in zip(held, words, strict=True):
+            if word != "ok":
+                self._on_lost(one, word)
+
+    async def resume(self) -> None:
+        """Take up what is pending for us and not in our hands: our last life's, or of a reply that was lost."""
+        taken = await self._link.run(
+            self._queue.resume(
+                self._me.consumer, self._me.owner, self._ledger.entries, self._streams(), wire=self._wire
+            )
+        )
+        self._on_taken(taken)
+
+    async def reclaim(self) -> None:
+        """Take over lapsed deliveries, as far as there are credits.
+
+        Not before the line has been up for one lease: during an outage every lease lapses, also those of
+        workers that are only waiting for the same server and will renew as soon as it is back.
+        """
+        credits_left = self._credits_left()
+        if credits_left < 1 or time.monotonic() - self._link.up_since < self._config.lease_s:
+            return
+        taken = await self._link.run(
+            self._queue.reclaim(
+                self._me.consumer,
+                self._me.owner,
+                credits_left,
+                int(self._config.lease_s * 1000),
+                self._streams(),
+                wire=self._wire,
+            )
+        )
+        self._on_taken(taken)

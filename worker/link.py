@@ -1,0 +1,113 @@
+"""The worker's line to Redis: one place where its absence is noticed, waited out and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from redis.exceptions import RedisError
+
+from queueing.connect import connect_async
+from queueing.scripts import Call, arun
+
+T = TypeVar("T")
+log = logging.getLogger("decibatch.link")
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_CAP_S = 5.0
+
+
+class LinkDown(Exception):
+    """Redis did not answer, or not as a server in service would (LOADING, READONLY, OOM, ...).
+
+    What was sent may have been carried out or not.
+    """
+
+
+class Link:
+    """Runs calls; after a failure, tries again with growing pauses until the server is back.
+
+    ``on_return`` runs on every return, before anybody who waits is let go: leases are renewed and
+    our own pending deliveries are read before anything else happens.
+    """
+
+    def __init__(self, url: str, *, rng: random.Random | None = None) -> None:
+        self.redis = connect_async(url)
+        self.on_return: Callable[[], Awaitable[None]] | None = None
+        self._up = asyncio.Event()
+        self._down = asyncio.Event()
+        self._down.set()
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self.up_since = 0.0
+        """Monotonic seconds of the last return."""
+        self.outages = 0
+        self.last_error = ""
+
+    @property
+    def up(self) -> bool:
+        return self._up.is_set()
+
+    async def wait_up(self) -> None:
+        await self._up.wait()
+
+    async def run(self, call: Call[T]) -> T:
+        """Run a call. Raises LinkDown where Redis did not answer it as it should."""
+        try:
+            return await arun(self.redis, call)
+        except (RedisError, OSError) as exc:
+            self._mark_down(exc)
+            raise LinkDown(self.last_error) from exc
+
+    async def insist(self, call: Call[T]) -> T:
+        """Run a call until it has been answered. For what may safely run twice."""
+        while True:
+            await self.wait_up()
+            try:
+                return await self.run(call)
+            except LinkDown:
+                await asyncio.sleep(0)
+
+    def mark_down(self, exc: BaseException) -> None:
+        """Somebody else noticed, on a connection of their own."""
+        self._mark_down(exc)
+
+    def _mark_down(self, exc: BaseException) -> None:
+        # The class and the server's own words; never the URL, which may hold a password.
+        self.last_error = f"{type(exc).__name__}: {str(exc)[:200]}"
+        if self._up.is_set():
+            self.outages += 1
+            log.warning("redis is away", extra={"error": self.last_error})
+        self._up.clear()
+        self._down.set()
+
+    async def keep(self) -> None:
+        """Bring the line back whenever it is down. Runs until cancelled."""
+        while True:
+            await self._down.wait()
+            await self._reconnect()
+
+    async def _reconnect(self) -> None:
+        pause = BACKOFF_FIRST_S
+        while True:
+            # Cleared first: a failure during the return sets it again.
+            self._down.clear()
+            try:
+                await self.redis.ping()
+                if self.on_return is not None:
+                    await self.on_return()
+            except (RedisError, OSError, LinkDown) as exc:
+                self._mark_down(exc)
+            if not self._down.is_set():
+                break
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+            pause = min(BACKOFF_CAP_S, pause * 2)
+        self.up_since = time.monotonic()
+        self._up.set()
+        log.info("redis is there", extra={"outages": self.outages})
+
+    async def close(self) -> None:
+        await self.redis.aclose()

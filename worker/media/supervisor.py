@@ -1,0 +1,351 @@
+"""Keeps the media processes: hands out jobs, kills what hangs, replaces what dies, bounds the spool.
+
+The standard library's process pool would not do: a dead child fails every job there, a hung one lives on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from worker.media.frames import Frame
+from worker.media.process import MediaProcess, ProcessGone
+from worker.media.slots import Load, Ticket, admits, choose
+from worker.media.spool import Spool
+from worker.media.types import MediaDone, MediaError, MediaLimits, MediaRequest, Piece
+
+log = logging.getLogger(__name__)
+
+
+class MediaSupervisor:
+    """Turns inputs into spool files, each in one of `processes` processes that are kept warm.
+
+    Parameters
+    ----------
+    spool_dir
+        A folder for this worker alone. Spool files found in it at `start` are of an earlier life: removed.
+    processes
+        How many jobs run at once. From 2 on, one is kept for short work.
+    recycle_after
+        Jobs after which a process is replaced, so that what a decoder leaks stays bounded.
+    """
+
+    def __init__(
+        self, spool_dir: Path, limits: MediaLimits, processes: int = 2, *, recycle_after: int = 200
+    ) -> None:
+        if processes < 1:
+            raise ValueError("At least one media process is needed.")
+        self._limits = limits
+        self._slots = processes
+        self._recycle_after = recycle_after
+        self._spool = Spool(spool_dir)
+        self._processes: set[MediaProcess] = set()
+        self._warm: list[asyncio.Future[MediaProcess]] = []
+        self._line: dict[Ticket, asyncio.Future[None]] = {}
+        self._running: dict[Ticket, int] = {}
+        self._chores: set[asyncio.Task[None]] = set()
+        self._tickets = 0
+        self._open = False
+        self._quiet = asyncio.Event()
+        """Set while no job holds a process."""
+        self._quiet.set()
+
+    # --- health ------------------------------------------------------------------------------
+
+    @property
+    def spool_bytes(self) -> int:
+        """Finished spool files, bytes."""
+        return self._spool.held_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The worst case of what the running jobs may still write, bytes."""
+        return sum(self._running.values())
+
+    @property
+    def busy(self) -> int:
+        """Jobs that hold a process."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in line for a process or for spool room."""
+        return len(self._line)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the processes that live, busy ones included."""
+        return tuple(sorted(process.pid for process in self._processes if process.alive))
+
+    def has_room(self, short: bool = False) -> bool:
+        """Whether a job from a path would start at once."""
+        ticket = Ticket(0, short, self._limits.max_decoded_bytes)
+        return self._open and not self._line and admits(self._load(), ticket)
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Sweeps the folder and starts the processes. Raises OSError, or MediaError where none starts."""
+        if self._open:
+            return
+        self._spool.open()
+        self._open = True
+        for _ in range(self._slots):
+            self._heat()
+        try:
+            await asyncio.gather(*self._warm)
+        except ProcessGone as exc:
+            await self.stop()
+            raise _crashed(f"No media process starts: {exc.reason}") from exc
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Kills every process and removes every file. What waits or runs raises `media_stopped`."""
+        self._open = False
+        for future in self._line.values():
+            if not future.done():
+                future.set_exception(_stopped())
+        for task in self._warm:
+            task.cancel()
+        await asyncio.gather(*self._warm, return_exceptions=True)
+        self._warm.clear()
+        await asyncio.gather(*(process.kill() for process in self._processes))
+        # The jobs see the end of their process, and leave.
+        await self._quiet.wait()
+        await asyncio.gather(*self._chores)
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
+        self._spool.close()
+
+    # --- jobs --------------------------------------------------------------------------------
+
+    async def prepare(self, request: MediaRequest) -> MediaDone:
+        """Fetches, decodes and cuts one input; waits for a process and for spool room first.
+
+        Raises MediaError. Cancelling the caller kills the process that works on it and removes its files. The
+        spool file of a MediaDone is the caller's until `discard`.
+        """
+        if not self._open:
+            raise _stopped()
+        ticket = await self._enter(request)
+        try:
+            return await self._attempt(request, ticket)
+        finally:
+            self._leave(ticket)
+
+    def discard(self, spool: str) -> None:
+        """Removes a spool file and makes room for the next job. Safe twice."""
+        self._spool.discard(spool)
+        self._admit()
+
+    async def _enter(self, request: MediaRequest) -> Ticket:
+        self._tickets += 1
+        ticket = Ticket(self._tickets, request.short, self._worst(request))
+        future = asyncio.get_running_loop().create_future()
+        self._line[ticket] = future
+        self._admit()
+        try:
+            await future
+        except BaseException:
+            # It may have been let in at the very moment of its cancellation.
+            self._line.pop(ticket, None)
+            self._leave(ticket)
+            raise
+        return ticket
+
+    def _leave(self, ticket: Ticket) -> None:
+        self._running.pop(ticket, None)
+        if not self._running:
+            self._quiet.set()
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._open and (ticket := choose(self._load(), self._line)) is not None:
+            self._running[ticket] = ticket.bytes
+            self._quiet.clear()
+            future = self._line.pop(ticket)
+            if not future.done():
+                future.set_result(None)
+
+    def _load(self) -> Load:
+        return Load(
+            slots=self._slots,
+            busy=len(self._running),
+            busy_long=sum(not ticket.short for ticket in self._running),
+            spool_bytes=self.spool_bytes + self.reserved_bytes,
+            max_spool_bytes=self._limits.max_spool_bytes,
+        )
+
+    def _worst(self, request: MediaRequest) -> int:
+        source = len(request.data or b"") if request.url is None else self._limits.max_bytes
+        return source + self._limits.max_decoded_bytes
+
+    async def _attempt(self, request: MediaRequest, ticket: Ticket) -> MediaDone:
+        sound, source = self._spool.names(request.job)
+        job = {"t": "job", "spool": str(sound), "temp": str(source), **_source(request)}
+        kept = False
+        try:
+            if request.data is not None:
+                await self._hand_over(source, request.data)
+            done = self._finish(await self._run(job, ticket), sound)
+            kept = True
+            return done
+        finally:
+            source.unlink(missing_ok=True)
+            if not kept:
+                sound.unlink(missing_ok=True)
+
+    async def _hand_over(self, path: Path, data: bytes) -> None:
+        if len(data) > self._limits.max_bytes:
+            limit = self._limits.max_bytes
+            raise MediaError("too_large", f"The input (inline) has {len(data)} bytes; the limit is {limit}.")
+        writing = asyncio.ensure_future(asyncio.to_thread(self._spool.write, path, data))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped; its file must not appear after the clean-up.
+            await asyncio.wait([writing])
+            raise
+        except OSError as exc:
+            raise MediaError("spool_full", "There is no room left for the input.", retryable=True) from exc
+
+    async def _run(self, job: Frame, ticket: Ticket) -> Frame:
+        """The answer of a process: done or error. Raises MediaError where there is none."""
+        for last in (False, True):
+            process = await self._take()
+            try:
+                answer = await self._ask(process, job, ticket)
+            except ProcessGone as exc:
+                await self._retire(process)
+                if not self._open:
+                    raise _stopped() from exc
+                log.warning("A media process died: %s", exc.reason)
+                # One that died while idle says nothing about this job, which gets another.
+                if exc.started or last:
+                    raise _crashed("The process that decoded the input died.") from exc
+            except BaseException:
+                await self._retire(process)
+                raise
+            else:
+                self._give_back(process)
+                return answer
+        raise AssertionError("unreachable")
+
+    async def _ask(self, process: MediaProcess, job: Frame, ticket: Ticket) -> Frame:
+        decoding = False
+
+        def on_decoding(fetched: int) -> None:
+            nonlocal decoding
+            decoding = True
+            self._running[ticket] = self._limits.max_decoded_bytes + fetched
+            self._admit()
+
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                return await process.run(job, on_decoding)
+        except TimeoutError as exc:
+            doing = "decode" if decoding else "fetch"
+            message = f"The input took longer than {self._limits.timeout_s:g} s to {doing}."
+            raise MediaError("media_timeout", message, retryable=not decoding) from exc
+
+    def _finish(self, answer: Frame, sound: Path) -> MediaDone:
+        if answer["t"] == "error":
+            raise MediaError(str(answer["code"]), str(answer["message"]), retryable=bool(answer["retryable"]))
+        try:
+            done = MediaDone(
+                spool=str(sound),
+                duration_s=float(answer["duration_s"]),
+                pieces=tuple(Piece(int(offset), int(samples)) for offset, samples in answer["pieces"]),
+                speech_s=float(answer["speech_s"]),
+                decode_s=float(answer["decode_s"]),
+                fetch_s=float(answer["fetch_s"]),
+                format=str(answer["format"]),
+            )
+            self._spool.keep(sound, int(answer["samples"]))
+        except (KeyError, ValueError, TypeError, OSError) as exc:
+            log.warning("A media process gave a wrong answer: %s", type(exc).__name__)
+            raise _crashed("The process that decoded the input gave a wrong answer.") from exc
+        return done
+
+    # --- processes ---------------------------------------------------------------------------
+
+    def _heat(self) -> None:
+        self._warm.append(asyncio.create_task(self._spawn(), name="media process"))
+
+    async def _spawn(self) -> MediaProcess:
+        process = await MediaProcess.spawn(self._limits)
+        self._processes.add(process)
+        return process
+
+    async def _take(self) -> MediaProcess:
+        """A live process: one for each slot is warm or on its way. Raises MediaError where none starts."""
+        while self._open:
+            task = self._warm.pop(0)
+            try:
+                process = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                # Either the caller gives up, or `stop` took the process away.
+                if task.cancelled():
+                    raise _stopped() from None
+                self._warm.append(task)
+                raise
+            except (ProcessGone, OSError) as exc:
+                self._reheat()
+                log.error("A media process does not start: %s", exc)
+                raise _crashed("The process that decodes inputs does not start.") from exc
+            if process.alive:
+                return process
+            await self._retire(process)
+        raise _stopped()
+
+    def _give_back(self, process: MediaProcess) -> None:
+        if process.jobs >= self._recycle_after or not self._open:
+            self._reheat()
+            self._do(self._bury(process))
+            return
+        ready: asyncio.Future[MediaProcess] = asyncio.get_running_loop().create_future()
+        ready.set_result(process)
+        self._warm.insert(0, ready)
+
+    async def _retire(self, process: MediaProcess) -> None:
+        """Kills a process and starts another in its place. Goes on to its end if the caller is cancelled."""
+        process.end()
+        self._reheat()
+        await self._do(self._bury(process))
+
+    async def _bury(self, process: MediaProcess) -> None:
+        await process.kill()
+        process.close()
+        self._processes.discard(process)
+
+    def _reheat(self) -> None:
+        if self._open:
+            self._heat()
+
+    def _do(self, chore: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        task = asyncio.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+        return asyncio.shield(task)
+
+
+def _source(request: MediaRequest) -> Frame:
+    if request.url is not None:
+        return {"kind": "url", "source": request.url}
+    if request.path is not None:
+        return {"kind": "path", "source": request.path}
+    return {"kind": "data", "source": ""}
+
+
+def _crashed(message: str) -> MediaError:
+    return MediaError("media_crashed", message, retryable=True)
+
+
+def _stopped() -> MediaError:
+    return MediaError("media_stopped", "The worker is stopping.", retryable=True)

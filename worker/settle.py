@@ -1,0 +1,88 @@
+"""Outcomes, written: one script call each, insisted on until Redis has answered (invariants I1, I7)."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+
+from queueing.job import ErrorInfo
+from queueing.protocol import Delivery, Queue
+from worker.link import Link
+from worker.outcome import Dead, Done, Dropped, Failed, HandBack, Outcome, Retry
+
+log = logging.getLogger("decibatch.settle")
+
+
+def backoff_s(tries: int, base_s: float, cap_s: float, jitter: float) -> float:
+    """Exponential backoff with equal jitter; ``jitter`` lies in 0..1.
+
+    Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+    ceiling: float = min(cap_s, base_s * 2.0**tries)
+    return ceiling / 2 + jitter * ceiling / 2
+
+
+class Settler:
+    """Writes outcomes. Holding the job until this returns is what bounds how many wait for Redis to come back."""
+
+    def __init__(
+        self, link: Link, queue: Queue, *, base_s: float, cap_s: float, rng: random.Random | None = None
+    ) -> None:
+        self._link = link
+        self._queue = queue
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self.counts: Counter[str] = Counter()
+
+    async def write(self, delivery: Delivery, outcome: Outcome, max_attempts: int) -> str:
+        """Write one outcome. Returns the script's word: "ok", "stale", "gone" or the state the job already has."""
+        queue = self._queue
+        match outcome:
+            case Done(result):
+                name = "done"
+                call = queue.settle(delivery, "done", result.model_dump_json())
+            case Failed(error):
+                name = "failed"
+                call = queue.settle(delivery, "failed", error.model_dump_json())
+            case Dead(error):
+                name = "dead"
+                call = queue.settle(delivery, "dead", error.model_dump_json())
+            case Retry(error) if self._is_last(delivery, outcome, max_attempts):
+                name = "dead"
+                call = queue.settle(delivery, "dead", error.model_dump_json())
+            case Retry(error, alone, crashed, counted):
+                name = "retry"
+                delay = backoff_s(delivery.tries, self._base_s, self._cap_s, self._rng.random())
+                call = queue.settle(
+                    delivery,
+                    "retry",
+                    error.model_dump_json(),
+                    # A suspect that did nothing wrong itself need not wait.
+                    delay_ms=int(delay * 1000) if counted else 0,
+                    alone=alone,
+                    crashed=crashed,
+                    counted=counted,
+                )
+            case HandBack():
+                name = "handback"
+                call = queue.settle(delivery, "release", "{}")
+            case Dropped(reason):
+                self.counts["dropped"] += 1
+                return reason
+        word = await self._link.insist(call)
+        self.counts[name if word == "ok" else "refused"] += 1
+        if word != "ok":
+            # An outcome written just before the line broke is answered with the state that it made.
+            log.info("outcome not written", extra={"job": delivery.job_id, "outcome": name, "word": word})
+        return word
+
+    @staticmethod
+    def _is_last(delivery: Delivery, outcome: Retry, max_attempts: int) -> bool:
+        return outcome.counted and delivery.tries + 1 >= max_attempts
+
+
+def internal_error(exc: BaseException) -> ErrorInfo:
+    """An error of ours, told without anything that may hold a transcript or a path."""
+    return ErrorInfo(code="internal", message=f"the worker failed: {type(exc).__name__}", retryable=True)
