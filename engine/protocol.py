@@ -120,6 +120,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
+    """code: unknown_model | bad_source | model_missing | model_unreadable | parity."""
+
     model: str
     code: str
     message: str
@@ -158,8 +160,10 @@ class StepDone:
     jobs: tuple[str, ...]
     """The job of each row, in the same order."""
     window_s: float
-    """Encoded seconds of each row (all rows of a batch share one bucket)."""
+    """Encoded seconds of the longest row."""
     sample: Sample
+    steps: int = 1
+    """Decode steps over the same rows are recorded together; *seconds* is their sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,9 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFailed:
-    """code: cancelled | unsupported_language | unsupported_option | bad_spool | numeric | internal."""
+    """code: cancelled | unsupported_language | unsupported_option | bad_spool | model_not_loaded | numeric |
+    internal.
+    """
 
     chunk: str
     job: str

@@ -8,7 +8,8 @@ own, whose time-out exceeds the time for which the server may block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import redis
@@ -60,3 +61,40 @@ def connect_async(
 def connect_blocking(url: str, *, block_s: float) -> redis.asyncio.Redis:
     """An asyncio client for reads that may block for up to ``block_s`` seconds; one connection."""
     return connect_async(url, max_connections=1, timeout_s=block_s + BLOCK_MARGIN_S)
+
+
+def connect_bell(url: str) -> Callable[[], Any]:
+    """Makes unconnected synchronous connections for pub/sub, outside any pool."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    # RESP2: messages arrive as plain replies, in the order in which they were sent.
+    pool = redis.ConnectionPool.from_url(
+        url,
+        protocol=2,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=COMMAND_TIMEOUT_S,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+        health_check_interval=0,
+    )
+    return lambda: pool.connection_class(**pool.connection_kwargs)
+
+
+def connect_bell_async(url: str) -> Callable[[], Any]:
+    """Makes unconnected asyncio connections for pub/sub, outside any pool."""
+    import redis.asyncio
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+
+    pool = redis.asyncio.ConnectionPool.from_url(
+        url,
+        protocol=2,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=COMMAND_TIMEOUT_S,
+        socket_keepalive=True,
+        retry=AsyncRetry(NoBackoff(), 0),
+        health_check_interval=0,
+    )
+    return lambda: pool.connection_class(**pool.connection_kwargs)

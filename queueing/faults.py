@@ -53,27 +53,27 @@ def _translate(exc: Exception, where: str) -> ServerUnavailable:
     return ServerUnavailable(f"Redis at {where} refused the command ({code or type(exc).__name__})")
 
 
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (redis_errors.OutOfMemoryError, "OOM"),
+    (redis_errors.ReadOnlyError, "READONLY"),
+    (redis_errors.BusyLoadingError, "LOADING"),
+    (redis_errors.NoPermissionError, "NOPERM"),
+    (redis_errors.AuthorizationError, "NOPERM"),
+    (redis_errors.AuthenticationError, "WRONGPASS"),
+    (redis_errors.AuthenticationWrongNumberOfArgsError, "WRONGPASS"),
+    (redis_errors.MasterDownError, "MASTERDOWN"),
+    (redis_errors.ClusterDownError, "CLUSTERDOWN"),
+    (redis_errors.MovedError, "MOVED"),
+)
+
+
 def _code(exc: Exception) -> str:
-    match exc:
-        case redis_errors.OutOfMemoryError():
-            return "OOM"
-        case redis_errors.ReadOnlyError():
-            return "READONLY"
-        case redis_errors.BusyLoadingError():
-            return "LOADING"
-        case redis_errors.NoPermissionError() | redis_errors.AuthorizationError():
-            return "NOPERM"
-        case redis_errors.AuthenticationError() | redis_errors.AuthenticationWrongNumberOfArgsError():
-            return "WRONGPASS"
-        case redis_errors.MasterDownError():
-            return "MASTERDOWN"
-        case redis_errors.ClusterDownError():
-            return "CLUSTERDOWN"
-        case redis_errors.MovedError():
-            return "MOVED"
-        case redis_errors.ResponseError():
-            word = str(exc).split(" ", 1)[0].rstrip(":")
-            return word if word.isalpha() and word.isupper() else ""
+    for kind, code in _CODES:
+        if isinstance(exc, kind):
+            return code
+    if isinstance(exc, redis_errors.ResponseError):
+        word = str(exc).split(" ", 1)[0].rstrip(":")
+        return word if word.isalpha() and word.isupper() else ""
     return ""
 
 

@@ -117,6 +117,6 @@ def _gather(
 
 
 def _may_share(leader: WaitingChunk, chunk: WaitingChunk) -> bool:
-    if leader.alone or chunk.alone:
-        return chunk.request.job == leader.request.job and chunk.window_s == leader.window_s
-    return chunk.request.model == leader.request.model and chunk.window_s == leader.window_s
+    if chunk.request.model != leader.request.model or chunk.window_s != leader.window_s:
+        return False
+    return chunk.request.job == leader.request.job or not (leader.alone or chunk.alone)

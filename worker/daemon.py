@@ -40,7 +40,7 @@ from worker.governor import Governor
 from worker.held import HeldJob, Ledger
 from worker.identity import Identity, adopt
 from worker.intake import Intake
-from worker.keeper import EngineKeeper
+from worker.keeper import EngineKeeper, describe_exit
 from worker.leases import Leases
 from worker.link import Link, LinkDown
 from worker.media.supervisor import MediaSupervisor
@@ -382,7 +382,7 @@ class Daemon:
             if self._stop.is_set():
                 self._flow.abandon(held, "handback")
             elif held.chunks_done is not None and not held.chunks_done.done():
-                held.chunks_done.set_exception(EngineCrashed(exit_.reason, alone=len(suspects) == 1))
+                held.chunks_done.set_exception(EngineCrashed(describe_exit(exit_), alone=len(suspects) == 1))
 
     def engine_event(self, event: Event) -> None:
         match event:

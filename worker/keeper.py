@@ -7,12 +7,13 @@ has ended; what to do about the work that was running is the listener's business
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
 from typing import Protocol
 
-from engine.handle import EngineExit, EngineProcess
+from engine.handle import EngineExit, EngineGone, EngineProcess
 from engine.protocol import Command, Event, Load, Loaded, LoadFailed, Ready
 from worker.config import EngineSettings
 
@@ -27,6 +28,12 @@ class Listener(Protocol):
     def engine_gone(self, exit_: EngineExit) -> None: ...
 
 
+def describe_exit(exit_: EngineExit) -> str:
+    """How an engine ended, in a few words; nothing of what it wrote."""
+    how = exit_.signal or f"status {exit_.returncode}"
+    return f"{exit_.reason} ({how})"
+
+
 class EngineKeeper:
     """One engine process at a time, for as long as :meth:`run` runs."""
 
@@ -34,6 +41,7 @@ class EngineKeeper:
         self._settings = settings
         self._listener = listener
         self._process: EngineProcess | None = None
+        self._outgoing: asyncio.Queue[Command] = asyncio.Queue()
         self.state = "starting"
         """ "starting", "loading", "ready", "restarting" or "stopped"."""
         self.device: Ready | None = None
@@ -43,7 +51,7 @@ class EngineKeeper:
         """Exits in a row."""
         self.restarts = 0
         self.last_exit = ""
-        self._stopping = False
+        self._stop = asyncio.Event()
 
     @property
     def ready(self) -> bool:
@@ -59,21 +67,22 @@ class EngineKeeper:
 
     def progress_age(self, now: float) -> float:
         """Seconds since the engine last said anything."""
-        return 0.0 if self._process is None else max(0.0, now - self._process.progress.last_event_at)
+        return 0.0 if self._process is None else max(0.0, now - self._process.progress.last_event)
 
     def send(self, command: Command) -> bool:
         """Send a command to the living engine; False where there is none."""
         if self._process is None:
             return False
-        self._process.send(command)
+        # Sending waits for a slow reader; who decides must not. What is sent is bounded by what is dispatched.
+        self._outgoing.put_nowait(command)
         return True
 
     async def run(self) -> None:
         """Run lives of the engine, one after the other, until :meth:`stop`."""
-        while not self._stopping:
+        while not self._stop.is_set():
             began = time.monotonic()
             await self._one_life()
-            if self._stopping:
+            if self._stop.is_set():
                 break
             if time.monotonic() - began >= self._settings.settled_after_s:
                 self.failures = 0
@@ -81,28 +90,52 @@ class EngineKeeper:
             self.restarts += 1
             self.state = "restarting"
             pauses = self._settings.restart_backoff_s
-            await asyncio.sleep(pauses[min(self.failures, len(pauses)) - 1])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), pauses[min(self.failures, len(pauses)) - 1])
         self.state = "stopped"
 
     async def _one_life(self) -> None:
         self.state, self.loaded, self.failed_models = "starting", {}, {}
         argv = self._settings.command or (sys.executable, "-m", "engine")
-        process = await EngineProcess.spawn(self._settings.process, argv=argv)
+        try:
+            process = await EngineProcess.spawn(self._settings.process, argv=argv)
+        except OSError as exc:
+            self.last_exit = f"not started: {exc.strerror or exc}"
+            log.error("engine does not start", extra={"reason": self.last_exit})
+            return
         self._process = process
-        watchdog = asyncio.create_task(self._watch(process, time.monotonic()), name="engine-watchdog")
+        if self._stop.is_set():
+            # Told to stop while the process was being made: stop() found nothing to end.
+            process.kill()
+        self._outgoing = asyncio.Queue()
+        helpers = (
+            asyncio.create_task(self._watch(process, time.monotonic()), name="engine-watchdog"),
+            asyncio.create_task(self._forward(process, self._outgoing), name="engine-commands"),
+        )
         try:
             async for event in process.events():
                 self._note(event)
                 self._listener.engine_event(event)
         finally:
-            watchdog.cancel()
+            for helper in helpers:
+                helper.cancel()
             process.kill()
             exit_ = await process.wait()
             self._process = None
-            self.last_exit = exit_.reason
-            if not self._stopping:
-                log.error("engine is gone", extra={"reason": exit_.reason, "pid": process.pid})
+            self.last_exit = describe_exit(exit_)
+            if not self._stop.is_set():
+                log.error("engine is gone", extra={"reason": self.last_exit, "pid": process.pid})
             self._listener.engine_gone(exit_)
+
+    @staticmethod
+    async def _forward(process: EngineProcess, commands: asyncio.Queue[Command]) -> None:
+        while True:
+            command = await commands.get()
+            try:
+                await process.send(command)
+            except EngineGone:
+                # Its exit is on the way to the listener, who knows what was running.
+                return
 
     async def _watch(self, process: EngineProcess, began: float) -> None:
         while True:
@@ -140,6 +173,6 @@ class EngineKeeper:
 
     async def stop(self, timeout_s: float) -> None:
         """End the engine; safe twice, safe before start."""
-        self._stopping = True
+        self._stop.set()
         if self._process is not None:
             await self._process.stop(timeout_s)

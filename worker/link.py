@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,8 @@ log = logging.getLogger("decibatch.link")
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_CAP_S = 5.0
+FLAP_S = 2.0
+"""A line that broke again within so many seconds was not really up."""
 
 
 class LinkDown(Exception):
@@ -42,7 +45,8 @@ class Link:
         self._down = asyncio.Event()
         self._down.set()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-        self.up_since = 0.0
+        self._pause = BACKOFF_FIRST_S
+        self.up_since = -math.inf
         """Monotonic seconds of the last return."""
         self.outages = 0
         self.last_error = ""
@@ -91,7 +95,11 @@ class Link:
             await self._reconnect()
 
     async def _reconnect(self) -> None:
-        pause = BACKOFF_FIRST_S
+        # A server that answers PING but refuses the commands is not back: pauses go on growing over such returns.
+        flapped = time.monotonic() - self.up_since < FLAP_S
+        pause = self._pause if flapped else BACKOFF_FIRST_S
+        if flapped:
+            await asyncio.sleep(pause)
         while True:
             # Cleared first: a failure during the return sets it again.
             self._down.clear()
@@ -105,6 +113,7 @@ class Link:
                 break
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
             pause = min(BACKOFF_CAP_S, pause * 2)
+        self._pause = min(BACKOFF_CAP_S, pause * 2)
         self.up_since = time.monotonic()
         self._up.set()
         log.info("redis is there", extra={"outages": self.outages})

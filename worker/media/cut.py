@@ -164,13 +164,21 @@ def _pad(spans: Sequence[Stretch], pad: int, frames: int, energies: Floats) -> l
     """Spans widened by up to `pad` frames; two that would meet share the pause, cut at its quietest frame."""
     walls = [0]
     for before, after in itertools.pairwise(spans):
-        pause = energies[before.end : after.start]
-        walls.append(before.end + (int(np.argmin(pause)) if len(pause) else 0))
+        walls.append(before.end + _seam(energies[before.end : after.start], pad))
     walls.append(frames)
     return [
         Stretch(max(span.start - pad, walls[i]), min(span.end + pad, walls[i + 1]))
         for i, span in enumerate(spans)
     ]
+
+
+def _seam(pause: Floats, pad: int) -> int:
+    """Where in a pause two pieces part: the middle where both get their padding, else the quietest frame."""
+    middle = len(pause) // 2
+    if len(pause) >= 2 * pad or not len(pause):
+        return middle
+    quiet = np.flatnonzero(pause == pause.min())
+    return int(quiet[np.argmin(np.abs(quiet - middle))]) if len(quiet) else middle
 
 
 def _frames(seconds: float) -> int:

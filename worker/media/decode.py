@@ -8,6 +8,7 @@ refuse a whole flac (libsndfile 1.2.2).
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
@@ -36,6 +37,11 @@ GAP_S, LONGEST_GAP_S = 0.1, 600.0
 """Holes in the time stamps that are filled with silence, so that times stay true. Larger are nonsense."""
 
 _BLOCK_S = 0.5
+_BLOCK_VALUES = 1 << 20
+"""Samples of all channels in a block: a damaged header may state a thousand channels."""
+
+RATES = range(1_000, 400_001)
+"""Samples a second. Outside of it a header is damaged, and the filter for such a rate takes seconds to build."""
 _BETTER_BY_FFMPEG = frozenset({"MP3", "OGG", "FLAC", "MPEG"})
 
 av.logging.set_level(av.logging.PANIC)
@@ -58,11 +64,17 @@ def open_reader(fd: int, name: str) -> Reader:
     """A reader of the file at `fd`, which stays the caller's. `name` is for messages. Raises MediaError."""
     promise = headers.read(fd)
     sound = _open_soundfile(fd)
-    if sound is not None and sound.format not in _BETTER_BY_FFMPEG:
+    if sound is not None and not _better_by_ffmpeg(sound, promise):
         return SoundFileReader(sound, promise, name)
     if sound is not None:
         sound.close()
     return AvReader(fd, promise, name)
+
+
+def _better_by_ffmpeg(sound: Any, promise: headers.Promise) -> bool:
+    # A stated size of 0 with sound behind it: libsndfile takes it at its word.
+    streamed = sound.frames == 0 and promise.promised is None and promise.present > 0
+    return streamed or sound.format in _BETTER_BY_FFMPEG
 
 
 def _open_soundfile(fd: int) -> Any:
@@ -104,6 +116,8 @@ class Resampler:
         if kind != self._kind:
             # A stream may change its rate or layout on the way (joined mp3 files, HE-AAC).
             yield from self.finish()
+            if frame.sample_rate not in RATES:
+                raise MediaError("corrupt_audio", f"The sound states {frame.sample_rate} samples a second.")
             self._kind = kind
             self._inner = AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
         self._due += frame.samples * SAMPLE_RATE / frame.sample_rate
@@ -141,13 +155,13 @@ class SoundFileReader:
         self._promise = promise
         self._name = name
         self.format = f"{sound.format}/{sound.subtype}".lower()
-        self.stated_s: float | None = sound.frames / sound.samplerate
+        self.stated_s: float | None = sound.frames / max(1, sound.samplerate)
 
     def blocks(self) -> Iterator[Pcm]:
         rate = self._sound.samplerate
         resampler = Resampler()
         frames = 0
-        for block in self._read(max(256, int(rate * _BLOCK_S))):
+        for block in self._read(max(64, min(int(rate * _BLOCK_S), _BLOCK_VALUES // self._sound.channels))):
             frames += len(block)
             mono = block.mean(axis=1, dtype=np.float32)
             # A damaged float file holds NaN and infinities; neither is a sample.
@@ -156,7 +170,7 @@ class SoundFileReader:
             frame.sample_rate = rate
             yield from resampler.feed(frame)
         yield from resampler.finish()
-        self._check(frames / rate)
+        self._check(frames / max(1, rate))
 
     def close(self) -> None:
         self._sound.close()
@@ -184,13 +198,12 @@ class SoundFileReader:
 
 
 class AvReader:
-    """FFmpeg's formats, from a file object: it gets no name by which it could open a neighbour."""
+    """FFmpeg's formats, from a file object instead of a path."""
 
     def __init__(self, fd: int, promise: headers.Promise, name: str) -> None:
         self._promise = promise
         self._name = name
-        self._file = os.fdopen(fd, "rb", buffering=0, closefd=False)
-        self._file.seek(0)
+        self._file = _File(fd)
         self._container = self._open()
         self._stream = self._choose()
         codec = self._stream.codec_context.name
@@ -217,7 +230,6 @@ class AvReader:
 
     def close(self) -> None:
         self._container.close()
-        self._file.close()
 
     def _open(self) -> av.container.InputContainer:
         try:
@@ -315,6 +327,30 @@ class AvReader:
         total_s = self._decoded_s + self._lost_s
         if too_little(self._decoded_s, total_s) or (self._packets and not self._decoded_s):
             raise MediaError("corrupt_audio", f"Too much of the input ({self._name}) could not be decoded.")
+
+
+class _File:
+    """What FFmpeg reads from. It gets no name by which it could open a neighbour.
+
+    A damaged file makes FFmpeg seek to places that do not exist. PyAV would keep that exception and raise it
+    from a later, innocent call, so `seek` answers with an error code.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        os.lseek(fd, 0, os.SEEK_SET)
+
+    def read(self, size: int) -> bytes:
+        return os.read(self._fd, size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        try:
+            return os.lseek(self._fd, offset, whence)
+        except (OSError, OverflowError):
+            return -errno.EINVAL
+
+    def tell(self) -> int:
+        return os.lseek(self._fd, 0, os.SEEK_CUR)
 
 
 class _Clock:

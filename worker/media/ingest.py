@@ -55,7 +55,7 @@ def _consume(
     most = int(limits.max_duration_s * SAMPLE_RATE)
     listener = _Listener(vad)
     samples = 0
-    for block in blocks:
+    for block in _batched(blocks):
         samples += len(block)
         if samples > most:
             raise _too_long(name, limits)
@@ -63,6 +63,18 @@ def _consume(
         listener.hear(block)
     spool.flush()
     return samples, *listener.finish()
+
+
+def _batched(blocks: Iterator[Pcm]) -> Iterator[Pcm]:
+    """The same samples in blocks of at least half a second: compressed formats come in shreds of 20 ms."""
+    held: list[Pcm] = []
+    for block in blocks:
+        held.append(block)
+        if sum(map(len, held)) >= SAMPLE_RATE // 2:
+            yield np.concatenate(held)
+            held = []
+    if held:
+        yield np.concatenate(held)
 
 
 class _Listener:

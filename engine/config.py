@@ -1,0 +1,50 @@
+"""What an engine process is told when it starts: the first frame on its socket."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine process. All have a default but the models."""
+
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Alias to model source: the only models there are. See :class:`engine.models.ModelSource`."""
+    cache_dir: str | None = None
+    """Where converted and fetched models are kept; None is :func:`default_cache_dir`."""
+    memory_limit: int | None = None
+    """Bytes given to ``mx.set_memory_limit``; None leaves MLX's own."""
+    cache_limit: int | None = 256 * 1024 * 1024
+    """Bytes of freed buffers that MLX may keep (``mx.set_cache_limit``); None leaves MLX's own."""
+    threads: int | None = None
+    """Threads of the CPU backend; None takes every core available."""
+    half_precision: bool = True
+    """float16 on Metal and CUDA. The CPU backend always runs float32: its half precision is 40x slower."""
+    partials: bool = True
+    """Send the text of a chunk while it is being decoded."""
+    partial_interval_s: float = 0.25
+    """Least time between two partial texts of one chunk."""
+    sample_interval_s: float = 0.05
+    """Time between two memory samples while a batch runs."""
+    idle_sample_interval_s: float = 1.0
+    """Time between two memory samples while none does."""
+    step_record_s: float = 0.1
+    """Decode steps over the same rows are recorded together for this long."""
+    deadline_base_s: float = 30.0
+    """Time that any step may take, before what its size adds."""
+    deadline_per_window_s: float = 2.0
+    """Time added for each second of audio that an encoder step holds."""
+    deadline_load_s: float = 300.0
+    """Time that loading a model may take, conversion included."""
+
+
+def default_cache_dir() -> Path:
+    """Folder for converted models: ``~/Library/Caches`` on macOS, ``$XDG_CACHE_HOME`` or ``~/.cache`` else."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "decibatch"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "decibatch"

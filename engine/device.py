@@ -1,0 +1,131 @@
+"""The real backend: MLX, Whisper and the model registry."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine import blas, memory
+from engine.config import EngineConfig, default_cache_dir
+from engine.loop import LoadedSession, LoadRefused
+from engine.models import ModelError, Registry
+from engine.protocol import Loaded, Ready, Sample
+from engine.windows import BUCKET_FRAMES
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from engine.whisper.kernels import FloatArray
+    from engine.whisper.model import Whisper
+
+
+class MlxBackend:
+    """MLX on the device it finds. Lives on the thread that made it."""
+
+    def __init__(self, config: EngineConfig, loaded_blas: blas.Blas | None) -> None:
+        import mlx.core as mx
+
+        from engine.whisper.model import default_kernels
+
+        memory.set_limits(config.memory_limit, config.cache_limit)
+        threads = config.threads or blas.available_cores()
+        self._kernels = default_kernels(threads, loaded_blas.set_threads if loaded_blas else lambda count: None)
+        cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+        self._registry = Registry(config.aliases, cache_dir)
+        self.device = device_name()
+        half = config.half_precision and self.device != "cpu"
+        self._dtype = mx.float16 if half else mx.float32
+        self.dtype_name = "float16" if half else "float32"
+
+    def load(self, alias: str) -> LoadedSession:
+        """See :class:`engine.loop.Backend`."""
+        from engine.whisper.model import BadModel, load_model
+        from engine.whisper.session import WhisperSession
+        from engine.whisper.tokenizer import BadTokenizer, Tokenizer
+
+        began = time.monotonic()
+        try:
+            folder = self._registry.resolve(alias)
+            model = load_model(folder, self._dtype, self._kernels)
+            tokenizer = Tokenizer(folder, model.dims.n_vocab)
+        except ModelError as exc:
+            raise LoadRefused(exc.code, str(exc)) from exc
+        except (BadModel, BadTokenizer, OSError, ValueError) as exc:
+            raise LoadRefused("model_unreadable", f"{type(exc).__name__}: {exc}") from exc
+        warm_up(model, tokenizer.sot)
+        loaded = Loaded(
+            model=alias,
+            seconds=time.monotonic() - began,
+            weights_bytes=model.weights_bytes,
+            bits=model.bits,
+            n_audio_state=model.dims.n_audio_state,
+            languages=tokenizer.languages,
+            can_translate=tokenizer.multilingual,
+        )
+        return LoadedSession(WhisperSession(model, tokenizer), loaded)
+
+    def sample(self, after_step: bool) -> Sample:
+        return memory.sample_after_step() if after_step else memory.sample()
+
+    def clear(self) -> None:
+        memory.clear()
+
+
+PARITY_TOLERANCE = 1e-2
+"""How far a batch's logits may lie from a single row's, in units of the logits' spread."""
+
+
+def warm_up(model: Whisper, token: int) -> None:
+    """Run every kernel once, as a batch of two unlike rows and alone, and compare.
+
+    A peer's release of MLX once spoiled all rows of a batch but the first; a model that does so here is
+    refused before it meets a job.
+
+    :raises LoadRefused: the batch and the single row disagree.
+    """
+    import mlx.core as mx
+    import numpy as np
+
+    frames = 2 * BUCKET_FRAMES[0]
+    noise = np.random.Generator(np.random.Philox(1)).standard_normal((2, frames, model.dims.n_mels))
+    mel = mx.array((0.3 * noise).astype(np.float32))
+
+    def logits(rows: list[int]) -> FloatArray:
+        cache = model.cache(model.encode(mel[mx.array(rows)]))
+        model.decode([[token]] * len(rows), cache, [0])
+        return model.decode([[token]] * len(rows), cache, [0])[:, 0]
+
+    together, alone = logits([0, 1]), logits([1])
+    distance = float(np.max(np.abs(together[1] - alone[0])) / np.std(alone[0]))
+    if not distance <= PARITY_TOLERANCE * (10 if model.dtype == mx.float16 else 1):
+        raise LoadRefused("parity", f"a row in a batch differs from the row alone by {distance:.3g}")
+
+
+def device_name() -> str:
+    """ "cpu", "metal" or "cuda": what MLX computes on by default."""
+    import mlx.core as mx
+
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def start(config: EngineConfig) -> tuple[MlxBackend, Ready]:
+    """Load a BLAS, then MLX, and make the backend."""
+    loaded_blas = blas.load(config.threads)
+    # NumPy's own BLAS runs one call on each of our threads, and must not start more.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import mlx.core as mx
+
+    backend = MlxBackend(config, loaded_blas)
+    ready = Ready(
+        pid=os.getpid(),
+        device=backend.device,
+        dtype=backend.dtype_name,
+        blas=str(loaded_blas.path) if loaded_blas else None,
+        mlx_version=mx.__version__,
+        memory_total=memory.device_total(),
+    )
+    return backend, ready

@@ -1,0 +1,309 @@
+"""Whisper's encoder and decoder (Radford et al., 2022, section 2.2), written for rows that come and go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from engine.whisper.kernels import (
+    Attend,
+    Cache,
+    DeviceKernels,
+    Features,
+    FloatArray,
+    Gelu,
+    HostKernels,
+    Kernels,
+    Program,
+)
+
+NORM_EPSILON = 1e-5
+
+
+class BadModel(ValueError):
+    """A folder that does not hold a Whisper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Sizes of a Whisper, under the names of its first release."""
+
+    n_mels: int
+    n_audio_ctx: int
+    n_audio_state: int
+    n_audio_layer: int
+    n_vocab: int
+    n_text_ctx: int
+    n_text_state: int
+    n_text_layer: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Dimensions:
+        """Read MLX's or transformers' ``config.json``.
+
+        :raises BadModel: a size is missing.
+        """
+        names = TRANSFORMERS_NAMES if "d_model" in config else {}
+        try:
+            return cls(**{name: int(config[names.get(name, name)]) for name in cls.__dataclass_fields__})
+        except KeyError as exc:
+            raise BadModel(f"config.json lacks {exc.args[0]}: not a Whisper") from exc
+
+
+TRANSFORMERS_NAMES = {
+    "n_mels": "num_mel_bins",
+    "n_audio_ctx": "max_source_positions",
+    "n_audio_state": "d_model",
+    "n_audio_layer": "encoder_layers",
+    "n_vocab": "vocab_size",
+    "n_text_ctx": "max_target_positions",
+    "n_text_state": "d_model",
+    "n_text_layer": "decoder_layers",
+}
+"""What transformers' ``WhisperConfig`` calls the sizes."""
+
+_TRANSFORMERS_PARTS = (
+    ("model.", ""),
+    ("encoder_attn_layer_norm", "cross_attn_ln"),
+    ("self_attn_layer_norm", "attn_ln"),
+    ("final_layer_norm", "mlp_ln"),
+    ("encoder.layer_norm", "encoder.ln_post"),
+    ("decoder.layer_norm", "decoder.ln"),
+    ("encoder_attn", "cross_attn"),
+    ("self_attn", "attn"),
+    ("embed_tokens", "token_embedding"),
+    ("embed_positions.weight", "positional_embedding"),
+    ("layers.", "blocks."),
+    ("q_proj", "query"),
+    ("k_proj", "key"),
+    ("v_proj", "value"),
+    ("out_proj", "out"),
+    ("fc1", "mlp1"),
+    ("fc2", "mlp2"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A dense or quantized affine map."""
+
+    weight: mx.array
+    bias: mx.array | None
+    scales: mx.array | None = None
+    zeros: mx.array | None = None
+    group: int = 64
+    bits: int = 0
+    """Bits of a quantized weight; 0 where it is dense."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.scales is None:
+            turned = self.weight.T
+            return x @ turned if self.bias is None else mx.addmm(self.bias, x, turned)
+        out = mx.quantized_matmul(
+            x, self.weight, self.scales, self.zeros, transpose=True, group_size=self.group, bits=self.bits
+        )
+        return out if self.bias is None else out + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    weight: mx.array
+    bias: mx.array
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.layer_norm(x, self.weight, self.bias, NORM_EPSILON)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer, encoder's or decoder's."""
+
+    attn_ln: Norm
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    mlp_ln: Norm
+    mlp1: Linear
+    mlp2: Linear
+    cross_ln: Norm | None = None
+    cross_query: Linear | None = None
+    cross_key: Linear | None = None
+    cross_value: Linear | None = None
+    cross_out: Linear | None = None
+
+
+class Whisper:
+    """A model whose weights are on the device.
+
+    :param variables: MLX's names to arrays, already of the type to compute in.
+    :param config: its ``config.json``; holds ``quantization`` where weights are quantized.
+    """
+
+    def __init__(self, config: Mapping[str, Any], variables: dict[str, mx.array], kernels: Kernels) -> None:
+        self.dims = Dimensions.from_config(config)
+        self._kernels = kernels
+        loader = _Loader(variables, config.get("quantization"))
+        self.conv1 = (loader.array("encoder.conv1.weight"), loader.array("encoder.conv1.bias"))
+        self.conv2 = (loader.array("encoder.conv2.weight"), loader.array("encoder.conv2.bias"))
+        self.dtype = self.conv1[0].dtype
+        self.audio_positions = sinusoids(self.dims.n_audio_ctx, self.dims.n_audio_state).astype(self.dtype)
+        self.encoder = [loader.block(f"encoder.blocks.{i}") for i in range(self.dims.n_audio_layer)]
+        self.encoder_ln = loader.norm("encoder.ln_post")
+        self.decoder = [loader.block(f"decoder.blocks.{i}", cross=True) for i in range(self.dims.n_text_layer)]
+        self.decoder_ln = loader.norm("decoder.ln")
+        self.embedding = loader.dense("decoder.token_embedding.weight")
+        self.text_positions = loader.array("decoder.positional_embedding")
+        self.bits = loader.bits or self.dtype.size * 8
+        self.weights_bytes = sum(array.nbytes for array in variables.values())
+        mx.eval(self.audio_positions, list(variables.values()), self.embedding)
+
+    def encode(self, mel: mx.array) -> list[Features]:
+        """Encode windows and prepare the decoder's attention to them.
+
+        :param mel: shape (rows, mel frames, mels), an even number of frames, at most 3,000.
+        :returns: features of each row, evaluated.
+        """
+        return self._kernels.encode(mel.astype(self.dtype), self._encoder_program)
+
+    def _encoder_program(self, mel: mx.array) -> Program:
+        x = yield Gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])
+        x = yield Gelu(mx.conv1d(x, self.conv2[0], stride=2, padding=1) + self.conv2[1])
+        # A shorter window takes the first positions, as if the rest had not been there.
+        x = x + self.audio_positions[: x.shape[1]]
+        for block in self.encoder:
+            y = block.attn_ln(x)
+            heard = yield Attend(block.query(y), block.key(y), block.value(y))
+            x = x + block.out(heard)
+            raised = yield Gelu(block.mlp1(block.mlp_ln(x)))
+            x = x + block.mlp2(raised)
+        x = self.encoder_ln(x)
+        return [(b.cross_key(x), b.cross_value(x)) for b in self.decoder if b.cross_key and b.cross_value]
+
+    def cache(self, features: Sequence[Features]) -> Cache:
+        """An empty decoder cache for rows with these features."""
+        return self._kernels.cache(features)
+
+    def decode(self, tokens: Sequence[Sequence[int]], cache: Cache, at: Sequence[int]) -> FloatArray:
+        """Run the decoder over new tokens of every row.
+
+        :param tokens: shape (rows, new): the same number for each row.
+        :param at: positions among the new ones whose logits are wanted.
+        :returns: logits on the host, writable, shape (rows, len(at), vocabulary).
+        """
+        new = len(tokens[0])
+        positions = mx.array(cache.lengths)[:, None] + mx.arange(new)[None, :]
+        x = self.embedding[mx.array(tokens)] + self.text_positions[positions]
+        for layer, block in enumerate(self.decoder):
+            y = block.attn_ln(x)
+            x = x + block.out(cache.self_attend(layer, block.query(y), block.key(y), block.value(y)))
+            if block.cross_ln and block.cross_query and block.cross_out:
+                y = cache.cross_attend(layer, block.cross_query(block.cross_ln(x)))
+                x = x + block.cross_out(y)
+            x = x + block.mlp2(self._kernels.gelu(block.mlp1(block.mlp_ln(x))))
+        cache.advance(new)
+        return self._kernels.logits(self.decoder_ln(x[:, mx.array(list(at))]), self.embedding)
+
+
+class _Loader:
+    """Takes variables by name; a missing one is a :class:`BadModel`."""
+
+    def __init__(self, variables: dict[str, mx.array], quantization: Mapping[str, Any] | None) -> None:
+        self._variables = variables
+        self._quantization = quantization
+        self.bits = int(quantization["bits"]) if quantization else 0
+
+    def array(self, name: str) -> mx.array:
+        try:
+            return self._variables[name]
+        except KeyError:
+            raise BadModel(f"the weights lack {name}") from None
+
+    def dense(self, name: str) -> mx.array:
+        """An array, unpacked if it is quantized."""
+        stem = name.removesuffix(".weight")
+        if self._quantization is None or f"{stem}.scales" not in self._variables:
+            return self.array(name)
+        return mx.dequantize(
+            self.array(name),
+            self.array(f"{stem}.scales"),
+            self.array(f"{stem}.biases"),
+            group_size=int(self._quantization["group_size"]),
+            bits=self.bits,
+        )
+
+    def linear(self, name: str) -> Linear:
+        weight, bias = self.array(f"{name}.weight"), self._variables.get(f"{name}.bias")
+        if self._quantization is None or f"{name}.scales" not in self._variables:
+            return Linear(weight, bias)
+        if mx.default_device().type == mx.DeviceType.cpu:
+            # The CPU backend multiplies by quantized weights a hundred times slower than by dense ones.
+            return Linear(self.dense(f"{name}.weight"), bias)
+        scales, zeros = self.array(f"{name}.scales"), self.array(f"{name}.biases")
+        return Linear(weight, bias, scales, zeros, int(self._quantization["group_size"]), self.bits)
+
+    def norm(self, name: str) -> Norm:
+        return Norm(self.array(f"{name}.weight"), self.array(f"{name}.bias"))
+
+    def block(self, name: str, cross: bool = False) -> Block:
+        own = {part: self.linear(f"{name}.attn.{part}") for part in ("query", "key", "value", "out")}
+        mlp = {part: self.linear(f"{name}.{part}") for part in ("mlp1", "mlp2")}
+        norms = {"attn_ln": self.norm(f"{name}.attn_ln"), "mlp_ln": self.norm(f"{name}.mlp_ln")}
+        if not cross:
+            return Block(**norms, **own, **mlp)
+        other = {f"cross_{part}": self.linear(f"{name}.cross_attn.{part}") for part in own}
+        return Block(**norms, **own, **mlp, **other, cross_ln=self.norm(f"{name}.cross_attn_ln"))
+
+
+def sinusoids(length: int, width: int) -> mx.array:
+    """Fixed positions of the encoder (Vaswani et al., 2017, section 3.5; sines first, then cosines).
+
+    :returns: shape (length, width), float32.
+    """
+    rates = np.exp(-np.log(10_000) / (width // 2 - 1) * np.arange(width // 2))
+    angles = np.arange(length)[:, None] * rates[None, :]
+    return mx.array(np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32))
+
+
+def default_kernels(threads: int, set_blas_threads: Callable[[int], None]) -> Kernels:
+    """Kernels for MLX's default device. See :class:`HostKernels` for the parameters."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return HostKernels(threads, set_blas_threads)
+    return DeviceKernels()
+
+
+def load_model(folder: Path, dtype: mx.Dtype, kernels: Kernels) -> Whisper:
+    """Load a Whisper folder in MLX's or transformers' layout.
+
+    :raises BadModel: not a Whisper, or files missing.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    variables: dict[str, mx.array] = {}
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.npz"))
+    for file in files:
+        variables.update(mx.load(str(file)))
+    if not variables:
+        raise BadModel(f"{folder} holds no safetensors or npz file")
+    if any(name.startswith("model.") for name in variables):
+        variables = dict(_from_transformers(name, array) for name, array in variables.items())
+    variables = {name: _cast(array, dtype) for name, array in variables.items()}
+    return Whisper(config, variables, kernels)
+
+
+def _from_transformers(name: str, array: mx.array) -> tuple[str, mx.array]:
+    for old, new in _TRANSFORMERS_PARTS:
+        name = name.replace(old, new)
+    if name.endswith(("conv1.weight", "conv2.weight")):
+        array = array.transpose(0, 2, 1)
+    return name, array
+
+
+def _cast(array: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Packed weights are integers and stay so; all else takes the type to compute in."""
+    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array

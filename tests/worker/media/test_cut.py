@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.media.cut import FRAME_S, OFF, ON, PAD_S, cut, speech
+from worker.media.types import SAMPLE_RATE
+from worker.media.vad import FRAME
+
+runs = st.lists(
+    st.tuples(st.integers(1, 700), st.sampled_from([0.0, 0.1, OFF, 0.3, ON, 0.9, 1.0])),
+    min_size=0,
+    max_size=25,
+)
+
+
+def track(*parts: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds, probability)... -> probabilities and energies."""
+    probabilities = np.concatenate(
+        [np.full(round(seconds / FRAME_S), value, np.float32) for seconds, value in parts]
+    )
+    return probabilities, (probabilities * 60 - 80).astype(np.float32)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    runs=runs, seed=st.integers(0, 99), tail=st.integers(1, FRAME), limit=st.sampled_from([2.0, 7.5, 30.0])
+)
+def test_pieces_are_ordered_apart_within_the_file_and_within_the_limit(runs, seed, tail, limit):
+    """Whatever the detector says, pieces keep order, do not overlap, lie in the file and fit the window."""
+    probabilities = np.concatenate([np.zeros(0, np.float32), *[np.full(n, v, np.float32) for n, v in runs]])
+    energies = np.random.default_rng(seed).normal(-40, 10, len(probabilities)).astype(np.float32)
+    samples = max(0, (len(probabilities) - 1) * FRAME + tail) if len(probabilities) else 0
+    end = 0
+    for piece in cut(probabilities, energies, samples, limit).pieces:
+        assert end <= piece.offset < piece.offset + piece.samples <= samples
+        assert piece.samples <= limit * SAMPLE_RATE
+        end = piece.offset + piece.samples
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs=runs, limit=st.sampled_from([2.0, 7.5, 30.0]))
+def test_every_frame_of_speech_is_in_a_piece(runs, limit):
+    """No frame of any stretch of speech is left out, however the pieces are cut."""
+    probabilities = np.concatenate([np.zeros(0, np.float32), *[np.full(n, v, np.float32) for n, v in runs]])
+    covered = np.zeros(len(probabilities), bool)
+    result = cut(probabilities, probabilities * 10, len(probabilities) * FRAME, limit)
+    for piece in result.pieces:
+        covered[piece.offset // FRAME : piece.end // FRAME] = True
+    for stretch in speech(probabilities):
+        assert covered[stretch.start : stretch.end].all()
+    loud = probabilities >= ON
+    for at in range(len(loud) - 2):
+        assert covered[at] or not loud[at : at + 3].all()
+
+
+def test_silence_gives_no_pieces():
+    """Audio in which nobody speaks is done with nothing to recognise."""
+    result = cut(*track((60, 0.05)), 60 * SAMPLE_RATE)
+    assert (result.pieces, result.speech_s) == ((), 0.0)
+
+
+def test_a_click_is_not_speech():
+    """One loud frame alone is no word."""
+    assert speech(track((1, 0), (FRAME_S, 1.0), (1, 0))[0]) == []
+
+
+def test_a_short_pause_stays_inside_a_piece():
+    """A pause of one second between two sentences does not split them."""
+    assert len(cut(*track((5, 0.9), (1, 0), (5, 0.9)), 11 * SAMPLE_RATE).pieces) == 1
+
+
+def test_a_real_pause_ends_a_piece_that_is_long_enough():
+    """After 16 s a pause of 2.5 s ends the piece, although 30 s would have held both sides."""
+    pieces = cut(*track((16, 0.9), (2.5, 0), (8, 0.9)), int(26.5 * SAMPLE_RATE)).pieces
+    assert [round(p.duration_s) for p in pieces] == [16, 8]
+
+
+def test_a_dead_pause_always_splits():
+    """Ten seconds of silence are not sent to the recogniser."""
+    pieces = cut(*track((3, 0.9), (10, 0), (3, 0.9)), 16 * SAMPLE_RATE).pieces
+    assert sum(p.duration_s for p in pieces) == pytest.approx(6 + 2 * PAD_S, abs=0.1)
+
+
+def test_the_longest_pause_near_the_limit_is_where_it_cuts():
+    """Of two pauses that would do, the longer one becomes the seam."""
+    parts = (17, 0.9), (1.2, 0), (6, 0.9), (0.5, 0), (10, 0.9)
+    first, second = cut(*track(*parts), int(34.7 * SAMPLE_RATE)).pieces
+    assert 17 <= first.end / SAMPLE_RATE <= second.start_s <= 18.2
+
+
+def test_unbroken_speech_is_cut_at_its_quietest_spot():
+    """A minute without a pause is cut at the dip that comes before the limit, not at the limit."""
+    parts = (25, 0.95), (0.1, 0.5), (35, 0.95)
+    first, second = cut(*track(*parts), int(60.1 * SAMPLE_RATE)).pieces[:2]
+    assert first.end == second.offset
+    assert first.end / SAMPLE_RATE == pytest.approx(25.05, abs=0.1)
+
+
+def test_padding_stays_within_the_file():
+    """Speech from the first sample to the last gets no padding beyond them."""
+    probabilities, energies = track((2, 0.9))
+    samples = len(probabilities) * FRAME - 100
+    (piece,) = cut(probabilities, energies, samples).pieces
+    assert (piece.offset, piece.samples) == (0, samples)
+
+
+def test_close_neighbours_share_the_pause_without_overlap():
+    """Two pieces with 0.3 s between them meet at the quietest frame of the pause."""
+    probabilities, energies = track((20, 0.9), (0.3, 0), (20, 0.9))
+    energies[round(20.1 / FRAME_S)] = -200
+    first, second = cut(probabilities, energies, len(probabilities) * FRAME).pieces
+    assert first.end == second.offset == round(20.1 / FRAME_S) * FRAME
