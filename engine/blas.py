@@ -147,14 +147,16 @@ def _rename(image: bytearray, soname: bytes) -> bool:
     dynamic = next((h for h in headers if h[0] == _DYNAMIC_SEGMENT), None)
     if dynamic is None:
         return False
-    entries = {}
+    entries: dict[int, tuple[int, int]] = {}
     for at in range(dynamic[2], dynamic[2] + dynamic[5], 16):
         tag, value = struct.unpack_from("<qQ", image, at)
         entries.setdefault(tag, (at, value))
     if _TAG_STRINGS not in entries or _TAG_SONAME not in entries:
         return False
     address = entries[_TAG_STRINGS][1]
-    strings = next((offset + address - start for start, offset, n in loads if start <= address < start + n), None)
+    strings = next(
+        (offset + address - start for start, offset, n in loads if start <= address < start + n), None
+    )
     if strings is None:
         return False
     found = image.find(b"\0" + soname + b"\0", strings)

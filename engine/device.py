@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import time
 from pathlib import Path
@@ -15,8 +16,6 @@ from engine.protocol import Loaded, Ready, Sample
 from engine.windows import BUCKET_FRAMES
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from engine.whisper.kernels import FloatArray
     from engine.whisper.model import Whisper
 
@@ -31,7 +30,9 @@ class MlxBackend:
 
         memory.set_limits(config.memory_limit, config.cache_limit)
         threads = config.threads or blas.available_cores()
-        self._kernels = default_kernels(threads, loaded_blas.set_threads if loaded_blas else lambda count: None)
+        self._kernels = default_kernels(
+            threads, loaded_blas.set_threads if loaded_blas else lambda count: None
+        )
         cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
         self._registry = Registry(config.aliases, cache_dir)
         self.device = device_name()
@@ -117,7 +118,6 @@ def start(config: EngineConfig) -> tuple[MlxBackend, Ready]:
     loaded_blas = blas.load(config.threads)
     # NumPy's own BLAS runs one call on each of our threads, and must not start more.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    import mlx.core as mx
 
     backend = MlxBackend(config, loaded_blas)
     ready = Ready(
@@ -125,7 +125,7 @@ def start(config: EngineConfig) -> tuple[MlxBackend, Ready]:
         device=backend.device,
         dtype=backend.dtype_name,
         blas=str(loaded_blas.path) if loaded_blas else None,
-        mlx_version=mx.__version__,
+        mlx_version=importlib.metadata.version("mlx"),
         memory_total=memory.device_total(),
     )
     return backend, ready

@@ -181,8 +181,8 @@ class EngineProcess:
         assert self.exit is not None
         return self.exit
 
-    async def stop(self, timeout: float) -> EngineExit:
-        """Ask it to stop, and kill it if it has not within *timeout* seconds. Safe twice.
+    async def stop(self, timeout_s: float) -> EngineExit:
+        """Ask it to stop, and kill it if it has not within *timeout_s* seconds. Safe twice.
 
         Of the events that nobody reads meanwhile, those beyond :data:`MAX_EVENTS` are dropped.
         """
@@ -190,7 +190,7 @@ class EngineProcess:
         self._changed.set()
         try:
             with contextlib.suppress(TimeoutError, EngineGone):
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(timeout_s):
                     await self.send(Shutdown())
                     await self._ended.wait()
         finally:

@@ -67,9 +67,7 @@ class Channel:
         os._exit(EXIT_ORPHAN)
 
 
-def run(
-    handle: int, start: Callable[[EngineConfig], tuple[Backend, Ready]]
-) -> int:
+def run(handle: int, start: Callable[[EngineConfig], tuple[Backend, Ready]]) -> int:
     """Serve the worker over an inherited socket until it says to stop.
 
     :param handle: file descriptor of the socket.

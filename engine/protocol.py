@@ -225,5 +225,14 @@ class BatchDone:
 
 Command = Load | Dispatch | Cancel | ClearCache | Shutdown
 Event = (
-    Ready | Loaded | LoadFailed | Sample | StepStarted | StepDone | Partial | ChunkDone | ChunkFailed | BatchDone
+    Ready
+    | Loaded
+    | LoadFailed
+    | Sample
+    | StepStarted
+    | StepDone
+    | Partial
+    | ChunkDone
+    | ChunkFailed
+    | BatchDone
 )

@@ -134,7 +134,9 @@ def _norm(source: dict[str, Array], old: str, new: str) -> Iterator[tuple[str, A
     yield f"{new}.bias", source[f"{old}/beta"]
 
 
-def _split(source: dict[str, Array], old: str, new: str, names: tuple[str, ...]) -> Iterator[tuple[str, Array]]:
+def _split(
+    source: dict[str, Array], old: str, new: str, names: tuple[str, ...]
+) -> Iterator[tuple[str, Array]]:
     weights = np.split(source[f"{old}/weight"], len(names))
     biases = np.split(source[f"{old}/bias"], len(names))
     for name, weight, bias in zip(names, weights, biases, strict=True):
@@ -144,10 +146,13 @@ def _split(source: dict[str, Array], old: str, new: str, names: tuple[str, ...])
 
 
 def _layers(source: dict[str, Array], part: str) -> int:
-    return len({name.split("/")[1] for name in source if name.startswith(f"{part}/layer_") and "norm" not in name.split("/")[1]})
+    prefix = f"{part}/layer_"
+    return len({name.split("/")[1] for name in source if name.startswith(prefix)} - {"layer_norm"})
 
 
-def whisper_config(source: dict[str, Array], variables: dict[str, Array], original: dict[str, Any]) -> dict[str, Any]:
+def whisper_config(
+    source: dict[str, Array], variables: dict[str, Array], original: dict[str, Any]
+) -> dict[str, Any]:
     """``config.json`` in MLX's layout for converted variables.
 
     :param original: CTranslate2's own ``config.json``, whose alignment heads are kept.

@@ -7,7 +7,6 @@ is anything else is a :class:`WireError`: both ends come from one checkout, so i
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import struct
@@ -103,15 +102,23 @@ def _to_json(value: Any) -> Any:
         case dict():
             return {str(key): _to_json(item) for key, item in value.items()}
         case _ if is_dataclass(value):
-            return {name: _to_json(getattr(value, name)) for name, _ in _hints(type(value))}
+            return {
+                name: _to_json(getattr(value, name))
+                for name, _ in _hints(typing.cast("type[Any]", type(value)))
+            }
         case _:
             return value
 
 
-@functools.cache
+_HINTS: dict[type[Any], tuple[tuple[str, Any], ...]] = {}
+
+
 def _hints(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    hints = typing.get_type_hints(kind)
-    return tuple((f.name, hints[f.name]) for f in fields(kind))
+    """Names and types of a dataclass's fields."""
+    if kind not in _HINTS:
+        hints = typing.get_type_hints(kind)
+        _HINTS[kind] = tuple((f.name, hints[f.name]) for f in fields(kind))
+    return _HINTS[kind]
 
 
 def _build(kind: type[Any], body: dict[str, Any], where: str) -> Any:

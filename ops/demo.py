@@ -55,7 +55,8 @@ def _print_outcome(console: Console, jobs: Sequence[Tracked]) -> None:
     for job in jobs:
         console.print(f"[bold]{job.name}[/]")
         if job.result is not None:
-            console.print(job.result.text.strip(), markup=False, style="default", soft_wrap=False)
+            # In a log a transcript stays one line, to be searched.
+            console.print(job.result.text.strip(), markup=False, soft_wrap=not console.is_terminal)
         elif job.error is not None:
             console.print(f"{job.state}: {job.error.code}: {job.error.message}", markup=False, style="red")
         else:

@@ -106,6 +106,11 @@ class Settings(BaseSettings):
     step_log: Path | None = Field(
         None, description="File to which a worker appends a JSON line for each step of its engine; no text."
     )
+    step_deadline_s: float = Field(
+        30,
+        gt=0,
+        description="Seconds that any step of the engine may take, before what its size adds; past that it hangs.",
+    )
     engine_command: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="The engine's command line, words separated by spaces, for a stand-in; unset, the engine.",

@@ -57,6 +57,7 @@ def _engine(settings: Settings) -> EngineSettings:
             aliases=dict(settings.models),
             cache_dir=str(settings.cache_dir.expanduser()) if settings.cache_dir else None,
             partials=settings.partials,
+            deadline_base_s=settings.step_deadline_s,
         ),
         budget_bytes=budget * MIB if budget is not None else None,
         command=settings.engine_command or None,

@@ -66,7 +66,7 @@ class AsyncBells:
             return waiter
         self._changed.add(channel)
         self._poked.set()
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="decibatch-bells")
         try:
             await waiter.wait(confirm_s)

@@ -124,6 +124,14 @@ class Bells:
     # --- the thread ---
 
     def _run(self) -> None:
+        try:
+            self._keep_serving()
+        finally:
+            # Whatever ended it: the next waiter starts another one.
+            with self._lock:
+                self._thread = None
+
+    def _keep_serving(self) -> None:
         backoff = FIRST_BACKOFF_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._hear, selectors.EVENT_READ)

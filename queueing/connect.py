@@ -75,7 +75,6 @@ def connect_bell(url: str) -> Callable[[], Any]:
         protocol=2,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=COMMAND_TIMEOUT_S,
-        socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
     )
@@ -93,7 +92,6 @@ def connect_bell_async(url: str) -> Callable[[], Any]:
         protocol=2,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=COMMAND_TIMEOUT_S,
-        socket_keepalive=True,
         retry=AsyncRetry(NoBackoff(), 0),
         health_check_interval=0,
     )

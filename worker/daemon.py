@@ -9,6 +9,7 @@ deadline: everything goes back now. Either way the exit status is 0 and nothing 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -52,6 +53,7 @@ log = logging.getLogger("decibatch.worker")
 
 DEVICE_SHARE = 0.75
 """Of the device's memory that the engine may use where no budget is set; the rest is the system's and ours."""
+MIN_BEAT_S = 0.1
 LAST_WORDS_S = 5.0
 """Seconds that writing hand-backs may take at the very end."""
 
@@ -89,6 +91,8 @@ class Daemon:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._empty = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Something that health shows has changed."""
         self._name_lost = False
         self._media: MediaSupervisor
         self._me: Identity
@@ -125,6 +129,7 @@ class Daemon:
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
+        self._changed.set()
 
     async def _adopt_name(self) -> bool:
         """Wait for Redis and lock a name; False where we were told to stop meanwhile."""
@@ -298,7 +303,11 @@ class Daemon:
             if beat.orphans != self._orphans:
                 self._orphans = beat.orphans
                 self._intake.poke()
-            await asyncio.sleep(self._config.lease.beat_s)
+            # Sooner where something changed that others look at, but never in a rush.
+            await asyncio.sleep(MIN_BEAT_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._config.lease.beat_s - MIN_BEAT_S)
+            self._changed.clear()
 
     def health(self) -> dict[str, object]:
         """The document that ``decibatch health`` shows."""
@@ -349,6 +358,7 @@ class Daemon:
             log.warning("jobs need a newer worker", extra={"count": len(taken.newer)})
 
     def _note_settled(self) -> None:
+        self._changed.set()
         if not len(self._ledger):
             self._empty.set()
         self._intake.poke()
@@ -365,14 +375,17 @@ class Daemon:
             if held is not None and held.dispatched_at is None:
                 held.dispatched_at = now
                 held.stage = "engine"
+        self._changed.set()
 
     # --- what the engine says ---------------------------------------------------------------------
 
     def engine_ready(self) -> None:
+        self._changed.set()
         self._intake.poke()
         self._dispatcher.poke()
 
     def engine_gone(self, exit_: EngineExit) -> None:
+        self._changed.set()
         suspects = self._dispatcher.engine_gone()
         self._governor.reset()
         for job_id in suspects:
@@ -429,6 +442,7 @@ class Daemon:
                     "share": round(change.share, 3),
                 },
             )
+            self._changed.set()
             self._intake.poke()
             self._dispatcher.poke()
 

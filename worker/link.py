@@ -46,6 +46,7 @@ class Link:
         self._down.set()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._pause = BACKOFF_FIRST_S
+        self._noticed = False
         self.up_since = -math.inf
         """Monotonic seconds of the last return."""
         self.outages = 0
@@ -82,7 +83,8 @@ class Link:
     def _mark_down(self, exc: BaseException) -> None:
         # The class and the server's own words; never the URL, which may hold a password.
         self.last_error = f"{type(exc).__name__}: {str(exc)[:200]}"
-        if self._up.is_set():
+        if self._up.is_set() or not self._noticed:
+            self._noticed = True
             self.outages += 1
             log.warning("redis is away", extra={"error": self.last_error})
         self._up.clear()
@@ -116,6 +118,7 @@ class Link:
         self._pause = min(BACKOFF_CAP_S, pause * 2)
         self.up_since = time.monotonic()
         self._up.set()
+        self._noticed = False
         log.info("redis is there", extra={"outages": self.outages})
 
     async def close(self) -> None:

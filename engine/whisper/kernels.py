@@ -227,7 +227,9 @@ def _pad(x: mx.array, length: int, axis: int = 1) -> mx.array:
 def _concatenate(a: Any, b: Any) -> tuple[mx.array, mx.array]:
     """Stack the rows of two pairs of buffers, both as long as the longer."""
     longest = max(a[0].shape[2], b[0].shape[2])
-    key, value = (mx.concatenate([_pad(x, longest, 2), _pad(y, longest, 2)]) for x, y in zip(a, b, strict=True))
+    key, value = (
+        mx.concatenate([_pad(x, longest, 2), _pad(y, longest, 2)]) for x, y in zip(a, b, strict=True)
+    )
     return key, value
 
 
@@ -308,14 +310,14 @@ class HostKernels:
     def _enter(row: int, steps: Program, stream: mx.Stream) -> _Lane:
         with mx.stream(stream):
             request = next(steps)
-            mx.async_eval(*_arrays(request))
+            _start(*_arrays(request))
         return _Lane(row, steps, stream, request)
 
     def _work(self, lane: _Lane, alone: bool) -> None:
         """Wait for a lane's MLX arrays, then let a thread work on them."""
         mx.eval(*_arrays(lane.request))
         views = [host_view(x) for x in _arrays(lane.request)]
-        work = self._gelu if isinstance(lane.request, Gelu) else self._attend
+        work: Callable[..., None] = self._gelu if isinstance(lane.request, Gelu) else self._attend
         if alone:
             lane.working = self._pool.submit(work, *views, alone=True)
         else:
@@ -333,7 +335,7 @@ class HostKernels:
                 layers: Layers = end.value
                 mx.eval(layers)
                 return layers
-            mx.async_eval(*_arrays(lane.request))
+            _start(*_arrays(lane.request))
         return None
 
     @staticmethod
@@ -376,6 +378,10 @@ class HostKernels:
 
         self.each(work, self._threads)
         return out.reshape(rows, positions, -1)
+
+
+_start: Callable[..., None] = mx.async_eval
+"""Evaluate on the stream that the arrays were made on, without waiting."""
 
 
 def _arrays(request: Gelu | Attend) -> tuple[mx.array, ...]:
@@ -546,7 +552,9 @@ def _softmax(scores: FloatArray) -> FloatArray:
     return scores
 
 
-def _stack(a: tuple[FloatArray, FloatArray], b: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
+def _stack(
+    a: tuple[FloatArray, FloatArray], b: tuple[FloatArray, FloatArray]
+) -> tuple[FloatArray, FloatArray]:
     capacity = max(a[0].shape[2], b[0].shape[2])
     rows = len(a[0]) + len(b[0])
     shape = (rows, a[0].shape[1], capacity, HEAD_WIDTH)

@@ -156,7 +156,9 @@ class Whisper:
         self.audio_positions = sinusoids(self.dims.n_audio_ctx, self.dims.n_audio_state).astype(self.dtype)
         self.encoder = [loader.block(f"encoder.blocks.{i}") for i in range(self.dims.n_audio_layer)]
         self.encoder_ln = loader.norm("encoder.ln_post")
-        self.decoder = [loader.block(f"decoder.blocks.{i}", cross=True) for i in range(self.dims.n_text_layer)]
+        self.decoder = [
+            loader.block(f"decoder.blocks.{i}", cross=True) for i in range(self.dims.n_text_layer)
+        ]
         self.decoder_ln = loader.norm("decoder.ln")
         self.embedding = loader.dense("decoder.token_embedding.weight")
         self.text_positions = loader.array("decoder.positional_embedding")
@@ -199,7 +201,7 @@ class Whisper:
         """
         new = len(tokens[0])
         positions = mx.array(cache.lengths)[:, None] + mx.arange(new)[None, :]
-        x = self.embedding[mx.array(tokens)] + self.text_positions[positions]
+        x = self.embedding[mx.array([list(row) for row in tokens])] + self.text_positions[positions]
         for layer, block in enumerate(self.decoder):
             y = block.attn_ln(x)
             x = x + block.out(cache.self_attend(layer, block.query(y), block.key(y), block.value(y)))
@@ -252,12 +254,17 @@ class _Loader:
         return Norm(self.array(f"{name}.weight"), self.array(f"{name}.bias"))
 
     def block(self, name: str, cross: bool = False) -> Block:
-        own = {part: self.linear(f"{name}.attn.{part}") for part in ("query", "key", "value", "out")}
-        mlp = {part: self.linear(f"{name}.{part}") for part in ("mlp1", "mlp2")}
-        norms = {"attn_ln": self.norm(f"{name}.attn_ln"), "mlp_ln": self.norm(f"{name}.mlp_ln")}
+        own: dict[str, Any] = {
+            part: self.linear(f"{name}.attn.{part}") for part in ("query", "key", "value", "out")
+        }
+        mlp: dict[str, Any] = {part: self.linear(f"{name}.{part}") for part in ("mlp1", "mlp2")}
+        norms: dict[str, Any] = {
+            "attn_ln": self.norm(f"{name}.attn_ln"),
+            "mlp_ln": self.norm(f"{name}.mlp_ln"),
+        }
         if not cross:
             return Block(**norms, **own, **mlp)
-        other = {f"cross_{part}": self.linear(f"{name}.cross_attn.{part}") for part in own}
+        other: dict[str, Any] = {f"cross_{part}": self.linear(f"{name}.cross_attn.{part}") for part in own}
         return Block(**norms, **own, **mlp, **other, cross_ln=self.norm(f"{name}.cross_attn_ln"))
 
 
@@ -287,7 +294,8 @@ def load_model(folder: Path, dtype: mx.Dtype, kernels: Kernels) -> Whisper:
     variables: dict[str, mx.array] = {}
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.npz"))
     for file in files:
-        variables.update(mx.load(str(file)))
+        loaded: Any = mx.load(str(file))
+        variables.update(loaded)
     if not variables:
         raise BadModel(f"{folder} holds no safetensors or npz file")
     if any(name.startswith("model.") for name in variables):

@@ -35,6 +35,7 @@ MAX_NO_SPEECH_PROB = 0.6
 ENCODE_STEP_S = 64.0
 """Window seconds of one encoder step: bounds how long a cancellation waits."""
 
+
 @dataclass(slots=True, eq=False)
 class _Task:
     """A chunk and what is known of it so far."""
@@ -133,7 +134,9 @@ class WhisperSession:
         """Drop the rows of these chunks and answer for them; others' ids are passed over."""
         names = set(ids)
         for request in self._leave(names):
-            self._outcomes.append(ChunkFailed(request.id, request.job, "cancelled", "cancelled", retryable=False))
+            self._outcomes.append(
+                ChunkFailed(request.id, request.job, "cancelled", "cancelled", retryable=False)
+            )
 
     def abandon(self) -> list[ChunkRequest]:
         """Drop all rows and return their chunks, unanswered."""
@@ -155,7 +158,9 @@ class WhisperSession:
         """Text so far of each chunk that is being decoded."""
         found = []
         for row in self._running:
-            so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(row.tokens)
+            so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(
+                row.tokens
+            )
             # A character may still lack some of its bytes.
             found.append((row.task.request, so_far.rstrip("\ufffd").strip()))
         return found
@@ -208,7 +213,9 @@ class WhisperSession:
             try:
                 data = spool.read_spool(request.path, request.offset, request.samples)
             except spool.BadSpool as exc:
-                self._outcomes.append(ChunkFailed(request.id, request.job, "bad_spool", str(exc), retryable=True))
+                self._outcomes.append(
+                    ChunkFailed(request.id, request.job, "bad_spool", str(exc), retryable=True)
+                )
                 continue
             samples = audio.from_pcm(data)
             mel, silence = audio.log_mel(samples, self.model.dims.n_mels)

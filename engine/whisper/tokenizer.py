@@ -89,7 +89,10 @@ class Tokenizer:
         """Tokens that open a transcript (paper, figure 1)."""
         tokens = [self.sot]
         if self.multilingual:
-            tokens += [self.language_tokens[language], self.translate if task == "translate" else self.transcribe]
+            tokens += [
+                self.language_tokens[language],
+                self.translate if task == "translate" else self.transcribe,
+            ]
         return tokens if timestamps else [*tokens, self.no_timestamps]
 
     @functools.cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def read_tokens(tokens: Sequence[int], tokenizer: Tokenizer, length_s: float) ->
         return Reading(whole, end if closed_once else length_s, silent_tail=closed_once)
     bounds = [0, *cuts, *([len(tokens)] if closed_once else [])]
     pieces = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         part = list(tokens[start:stop])
         pieces.append((seconds(part[0]), seconds(part[-1]), tokenizer.decode(part)))
     covered = pieces[-1][1]
@@ -65,12 +66,14 @@ def _segments(pieces: list[tuple[float, float, str]], length_s: float) -> tuple[
     for start, end, text in pieces:
         if not text.strip() or start >= length_s + TAIL_S:
             continue
-        start = min(start, length_s)
-        kept.append(Segment(start, min(max(start, end), length_s), text))
+        clamped = min(start, length_s)
+        kept.append(Segment(clamped, min(max(clamped, end), length_s), text))
     return tuple(kept)
 
 
-def shifted(segments: Sequence[Segment], offset_s: float, not_before: float, length_s: float) -> list[Segment]:
+def shifted(
+    segments: Sequence[Segment], offset_s: float, not_before: float, length_s: float
+) -> list[Segment]:
     """Segments moved by *offset_s*, none of them before *not_before* or after *length_s*."""
     moved = []
     for segment in segments:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,17 +36,17 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
     import mlx.core as mx
     from mlx.utils import tree_unflatten
     from mlx_audio.stt.models.whisper.whisper import Model, ModelDimensions
-    from transformers import PreTrainedTokenizerFast
+
+    transformers: Any = import_module("transformers")
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
     model = Model(ModelDimensions.from_dict(config), mx.float32)
-    weights = {
-        name: array.astype(mx.float32) for name, array in mx.load(str(folder / "model.safetensors")).items()
-    }
+    stored: Any = mx.load(str(folder / "model.safetensors"))
+    weights = {name: array.astype(mx.float32) for name, array in stored.items()}
     model.update(tree_unflatten(list(weights.items())))
     mx.eval(model.parameters())
     end = "<|endoftext|>"
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), eos_token=end, unk_token=end, bos_token=end
     )
     # It asks the processor of transformers for nothing but this.

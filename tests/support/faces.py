@@ -78,6 +78,8 @@ class AsyncFace:
         self.call("close")
 
     def finish(self) -> None:
+        if self._loop.is_closed():
+            return
         try:
             self.close()
         finally:

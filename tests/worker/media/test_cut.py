@@ -89,6 +89,13 @@ def test_the_longest_pause_near_the_limit_is_where_it_cuts():
     assert 17 <= first.end / SAMPLE_RATE <= second.start_s <= 18.2
 
 
+def test_what_is_left_after_a_cut_is_cut_again():
+    """A pause taken early can leave more than a window before the next stretch: two cuts are needed."""
+    probabilities, energies = track((16, 0.9), (1.9, 0), (2, 0.9), (0.5, 0), (28.5, 0.9))
+    pieces = cut(probabilities, energies, len(probabilities) * FRAME).pieces
+    assert [round(piece.duration_s) for piece in pieces] == [16, 3, 29]
+
+
 def test_unbroken_speech_is_cut_at_its_quietest_spot():
     """A minute without a pause is cut at the dip that comes before the limit, not at the limit."""
     parts = (25, 0.95), (0.1, 0.5), (35, 0.95)

@@ -89,7 +89,7 @@ def test_lossy_formats_give_the_speech(make, speech, kind):
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000])
-@pytest.mark.parametrize("frames", [1_000, 12_345])
+@pytest.mark.parametrize("frames", [40, 1_000, 12_345])
 def test_every_rate_keeps_the_duration(tmp_path, rate, frames):
     """The number of samples is the duration times 16,000, rounded, from any rate."""
     path = tmp_path / "tone.wav"
@@ -234,6 +234,18 @@ def test_text_and_playlists_are_not_audio(tmp_path, make, text, name):
     make("wav", seconds=2, name="secret.wav")
     path = tmp_path / name
     path.write_text(text)
+    assert code(path) == "not_audio"
+
+
+def test_a_container_that_is_not_on_the_list_is_not_audio(tmp_path):
+    """FFmpeg reads avi, but nobody asked for it: what is not on the list stays closed."""
+    path = tmp_path / "sound.avi"
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("pcm_s16le", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.full((1, 16_000), 9_000, np.int16), format="s16", layout="mono")
+        frame.sample_rate, frame.pts = 16_000, 0
+        out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
     assert code(path) == "not_audio"
 
 
