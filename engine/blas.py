@@ -43,6 +43,22 @@ class Blas:
         self._library.openblas_set_num_threads(ctypes.c_int(count))
 
 
+def limit_numpy(threads: int = 1) -> bool:
+    """Bound the threads of NumPy's own OpenBLAS, which its Linux wheel carries under prefixed names.
+
+    The engine calls NumPy from one thread for each core; were each call to start threads of its own, they would
+    wait for each other many times longer than they work. Returns whether there was such a library.
+    """
+    for site in _site_folders():
+        for path in sorted((site / "numpy.libs").glob("libscipy_openblas*.so*")):
+            library = ctypes.CDLL(str(path))
+            for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"):
+                if hasattr(library, name):
+                    getattr(library, name)(ctypes.c_int(threads))
+                    return True
+    return False
+
+
 def load(threads: int | None = None) -> Blas | None:
     """Load OpenBLAS into this process, on Linux; elsewhere, or where none is found, return None.
 
@@ -53,15 +69,16 @@ def load(threads: int | None = None) -> Blas | None:
         return None
     if "mlx.core" in sys.modules:
         raise BlasTooLate("OpenBLAS has to be loaded before MLX is imported")
-    # The thread pool is made when the library is loaded: later calls only shrink or grow within it.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(available_cores()))
+    count = threads or available_cores()
+    # Otherwise it makes a pool for every core as it is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(count))
     # Its idle threads otherwise spin for milliseconds (2**26 cycles), on the cores that everything else needs.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "8")
     for path in _candidates():
         library = _open(path)
         if library is not None:
             blas = Blas(path, library)
-            blas.set_threads(threads or available_cores())
+            blas.set_threads(count)
             return blas
     return None
 

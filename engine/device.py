@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 class MlxBackend:
     """MLX on the device it finds. Lives on the thread that made it."""
 
-    def __init__(self, config: EngineConfig, loaded_blas: blas.Blas | None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         import mlx.core as mx
 
         from engine.whisper.model import default_kernels
 
         memory.set_limits(config.memory_limit, config.cache_limit)
         threads = config.threads or blas.available_cores()
-        self._kernels = default_kernels(
-            threads, loaded_blas.set_threads if loaded_blas else lambda count: None
-        )
+        self._kernels = default_kernels(threads)
         cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
         self._registry = Registry(config.aliases, cache_dir)
         self.device = device_name()
@@ -115,11 +113,10 @@ def device_name() -> str:
 
 def start(config: EngineConfig) -> tuple[MlxBackend, Ready]:
     """Load a BLAS, then MLX, and make the backend."""
-    loaded_blas = blas.load(config.threads)
-    # NumPy's own BLAS runs one call on each of our threads, and must not start more.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
-    backend = MlxBackend(config, loaded_blas)
+    # Parallel work is the kernels' own: see HostKernels.
+    loaded_blas = blas.load(threads=1)
+    blas.limit_numpy()
+    backend = MlxBackend(config)
     ready = Ready(
         pid=os.getpid(),
         device=backend.device,

@@ -44,7 +44,9 @@ def translated(where: str) -> Iterator[None]:
 
 
 def _translate(exc: Exception, where: str) -> ServerUnavailable:
-    code = _code(exc)
+    # What goes wrong while connecting comes wrapped, in one client and not in the other.
+    codes = [_code(inner) for inner in _chain(exc)]
+    code = next((code for code in codes if code in _SENTENCES), codes[0])
     if code in _SENTENCES:
         return ServerUnavailable(f"Redis at {where} {_SENTENCES[code]}", transient=code in _TRANSIENT)
     if isinstance(exc, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError):
@@ -67,7 +69,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-def _code(exc: Exception) -> str:
+def _code(exc: BaseException) -> str:
     for kind, code in _CODES:
         if isinstance(exc, kind):
             return code
@@ -78,11 +80,16 @@ def _code(exc: Exception) -> str:
 
 
 def _reason(exc: BaseException) -> str:
+    for inner in _chain(exc):
+        if isinstance(inner, TimeoutError | redis_errors.TimeoutError):
+            return ": it does not answer in time"
+        if isinstance(inner, OSError) and inner.errno in errno.errorcode:
+            return f": {os.strerror(inner.errno or 0).lower()}"
+    return ""
+
+
+def _chain(exc: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = exc
     while seen is not None:
-        if isinstance(seen, TimeoutError | redis_errors.TimeoutError):
-            return ": it does not answer in time"
-        if isinstance(seen, OSError) and seen.errno in errno.errorcode:
-            return f": {os.strerror(seen.errno or 0).lower()}"
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return ""

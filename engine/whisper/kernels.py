@@ -256,16 +256,15 @@ class _Lane:
 class HostKernels:
     """NumPy on the buffers of MLX's CPU backend.
 
-    Windows are encoded side by side, one for each core, each on an MLX stream of its own: BLAS and NumPy then
-    run on one thread each, which neither wait for each other nor spin. A single window gets all cores instead.
+    Windows are encoded side by side, one for each core, each on an MLX stream of its own. BLAS is to run each
+    call on one thread: threads that share a call wait and spin for each other, at several times the cost as soon
+    as another process wants a core, and a row's sums would depend on how many rows there are.
 
     :param threads: worker threads; none of them ever calls MLX, whose streams belong to a thread.
-    :param set_blas_threads: tells MLX's BLAS on how many threads it may run one call.
     """
 
-    def __init__(self, threads: int, set_blas_threads: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._set_blas_threads = set_blas_threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kernel")
         self._streams = [mx.new_stream(mx.cpu) for _ in range(threads)]
 
@@ -286,7 +285,6 @@ class HostKernels:
         rows = mel.shape[0]
         features: list[Features] = [None] * rows
         side_by_side = min(rows, self._threads)
-        self._set_blas_threads(self._threads if side_by_side == 1 else 1)
         waiting = iter(range(rows))
         lanes: list[_Lane] = []
         free = self._streams[:side_by_side]
@@ -303,7 +301,6 @@ class HostKernels:
                     features[lane.row] = self._features(layers)
                     lanes.remove(lane)
                     free.append(lane.stream)
-        self._set_blas_threads(1)
         return features
 
     @staticmethod

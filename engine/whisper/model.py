@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -278,10 +278,10 @@ def sinusoids(length: int, width: int) -> mx.array:
     return mx.array(np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32))
 
 
-def default_kernels(threads: int, set_blas_threads: Callable[[int], None]) -> Kernels:
-    """Kernels for MLX's default device. See :class:`HostKernels` for the parameters."""
+def default_kernels(threads: int) -> Kernels:
+    """Kernels for MLX's default device; *threads* are those of the CPU backend."""
     if mx.default_device().type == mx.DeviceType.cpu:
-        return HostKernels(threads, set_blas_threads)
+        return HostKernels(threads)
     return DeviceKernels()
 
 

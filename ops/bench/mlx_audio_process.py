@@ -6,10 +6,8 @@ import json
 import os
 import sys
 import time
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 
@@ -21,9 +19,11 @@ def main(folder: Path) -> None:
     from engine import blas
 
     loaded = blas.load()
-    model, facts = _load(folder)
-    facts["blas"] = loaded.path.name if loaded is not None else None
-    _tell(answers, facts)
+    # After OpenBLAS: it is what imports MLX.
+    from engine.reference import load_mlx_audio_model
+
+    model = load_mlx_audio_model(folder)
+    _tell(answers, {**_facts(), "blas": loaded.path.name if loaded is not None else None})
     for line in sys.stdin:
         path = json.loads(line)
         began = time.perf_counter()
@@ -31,33 +31,15 @@ def main(folder: Path) -> None:
         _tell(answers, {"text": result.text, "seconds": time.perf_counter() - began})
 
 
-def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """mlx-audio's model with our converted weights, which have its own names, in float32."""
+def _facts() -> dict[str, Any]:
     import mlx.core as mx
-    from mlx.utils import tree_unflatten
-    from mlx_audio.stt.models.whisper.whisper import Model, ModelDimensions
 
-    transformers: Any = import_module("transformers")
-
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    model = Model(ModelDimensions.from_dict(config), mx.float32)
-    stored: Any = mx.load(str(folder / "model.safetensors"))
-    weights = {name: array.astype(mx.float32) for name, array in stored.items()}
-    model.update(tree_unflatten(list(weights.items())))
-    mx.eval(model.parameters())
-    end = "<|endoftext|>"
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), eos_token=end, unk_token=end, bos_token=end
-    )
-    # It asks the processor of transformers for nothing but this.
-    model._processor = SimpleNamespace(tokenizer=tokenizer)
-    facts = {
+    return {
         "mlx_audio": version("mlx-audio"),
         "mlx": version("mlx"),
         "device": mx.default_device().type.name,
         "dtype": "float32",
     }
-    return model, facts
 
 
 def _tell(answers: Any, what: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ def track(*parts: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
     return probabilities, (probabilities * 60 - 80).astype(np.float32)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     runs=runs, seed=st.integers(0, 99), tail=st.integers(1, FRAME), limit=st.sampled_from([2.0, 7.5, 30.0])
 )
@@ -38,7 +38,7 @@ def test_pieces_are_ordered_apart_within_the_file_and_within_the_limit(runs, see
         end = piece.offset + piece.samples
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(runs=runs, limit=st.sampled_from([2.0, 7.5, 30.0]))
 def test_every_frame_of_speech_is_in_a_piece(runs, limit):
     """No frame of any stretch of speech is left out, however the pieces are cut."""
