@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
 from redis.exceptions import RedisError
 
 from ops.guarded import Guarded
@@ -104,6 +105,10 @@ class EmbeddedServer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def family(self) -> list[psutil.Process]:
+        """The server and its guard."""
+        return self._process.family()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Exit status of the server, or None where it still runs after ``timeout_s``."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 GUARD = Path(__file__).with_name("guard.py")
 GUARD_MARGIN_S = 5.0
 
@@ -59,6 +61,14 @@ class Guarded:
             return self._guard.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def family(self) -> list[psutil.Process]:
+        """The guard, the program, and whatever these have started, as far as it runs now."""
+        try:
+            guard = psutil.Process(self._guard.pid)
+            return [guard, *guard.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def stop(self) -> int:
         """SIGTERM, a grace, SIGKILL; returns the exit status. Safe to call twice."""

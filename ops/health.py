@@ -13,7 +13,7 @@ from queueing.connect import connect
 from queueing.faults import translated
 from queueing.keys import Keys
 
-STALLED_S = 120.0
+STALLED_S = 300.0
 """A worker that says how long its engine has not progressed is stuck beyond this, whatever else it says. An
 engine that idles, loads or pauses progresses; a step past its deadline is killed long before."""
 

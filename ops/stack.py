@@ -51,10 +51,9 @@ class Stack:
         if status is not None:
             raise Trouble(f"The worker ended with status {status}: {last_lines(self.log)}")
 
-    def processes(self) -> list[psutil.Process]:
+    def family(self) -> list[psutil.Process]:
         """Everything that runs for us now: guards, server, worker, its engine and its decoders."""
-        found: list[psutil.Process] = psutil.Process().children(recursive=True)
-        return found
+        return [*self.server.family(), *self.worker.family()]
 
 
 @contextmanager
@@ -85,14 +84,18 @@ def running(
                 _wait_until_ready(stack, tell)
                 yield stack
             finally:
-                started = stack.processes()
+                started = stack.family()
                 worker.stop()
-    left = [
-        process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    ]
+    left = [process.pid for process in started if _is_alive(process)]
     if left:
-        names = ", ".join(f"{process.name()} ({process.pid})" for process in left)
-        raise Trouble(f"Still running after the end: {names}.")
+        raise Trouble(f"Still running after the end: {', '.join(map(str, left))}.")
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def environment(url: str, model: str, folder: Path, settings: Mapping[str, str]) -> dict[str, str]:

@@ -4,9 +4,10 @@
 level         from     what it does
 ============  =======  ===========================================================
 open          --       credits and batches as configured
-queue         80 %     the cache is cleared; nothing new is taken, jobs wait in Redis
+queue         80 %     the cache is cleared, again and again; nothing new is taken, jobs
+                       wait in Redis
 shrink        90 %     the batch is halved, again and again while it does not help
-pause         100 %    the cache is cleared; nothing is dispatched but, while nothing
+pause         100 %    intake is paused; nothing is dispatched but, while nothing
                        runs, one smallest chunk at a time
 ============  =======  ===========================================================
 
@@ -18,6 +19,7 @@ latches.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -48,6 +50,9 @@ class Thresholds:
     """Seconds that a level lasts at least, unless it rises further."""
     shrink_every_s: float = 1.0
     """Seconds between two halvings of the batch."""
+    reclaim_every_s: float = 1.0
+    """Seconds between two releases of the cache while a level holds work back: what waits for memory must itself
+    see to it that memory comes back."""
     grow_every_s: float = 3.0
     """Seconds of level open between two doublings on the way back."""
 
@@ -73,6 +78,7 @@ class State:
     since: float = 0.0
     batch_items: int = 16
     resized_at: float = 0.0
+    cleared_at: float = -math.inf
     above: int = 0
     """Samples in a row that call for a higher level."""
     below: int = 0
@@ -109,7 +115,14 @@ def observe(
     """One sample in, the next state and what to do out."""
     if danger is None or budget <= 0:
         return Decision(state)
-    share = danger / budget
+    decision = _judge(state, danger / budget, now, max_items, thresholds)
+    held_back = decision.state.level > Level.OPEN and now - state.cleared_at >= thresholds.reclaim_every_s
+    if decision.clear_cache or held_back:
+        return replace(decision, state=replace(decision.state, cleared_at=now), clear_cache=True)
+    return decision
+
+
+def _judge(state: State, share: float, now: float, max_items: int, thresholds: Thresholds) -> Decision:
     state = replace(state, share=share)
     wanted = _wanted(share, thresholds)
     if wanted > state.level:
@@ -146,8 +159,7 @@ def _resize(state: State, now: float, max_items: int, thresholds: Thresholds) ->
     waited = now - state.resized_at
     if state.level >= Level.SHRINK and state.share >= thresholds.shrink and state.batch_items > 1:
         if waited >= thresholds.shrink_every_s:
-            smaller = replace(state, batch_items=state.batch_items // 2, resized_at=now)
-            return Decision(smaller, clear_cache=True)
+            return Decision(replace(state, batch_items=state.batch_items // 2, resized_at=now))
     elif state.level is Level.OPEN and state.batch_items < max_items and waited >= thresholds.grow_every_s:
         return Decision(replace(state, batch_items=min(max_items, state.batch_items * 2), resized_at=now))
     return Decision(state)

@@ -7,12 +7,16 @@ from typing import Any
 
 import click
 
+from ops.commands.bench_faults import faults_command
 from ops.commands.common import console, load_settings
 
 
 @click.group("bench")
 def bench_command() -> None:
     """Measure against the peers, in one run. Nothing here passes or fails."""
+
+
+bench_command.add_command(faults_command)
 
 
 @bench_command.command("speech")

@@ -39,4 +39,6 @@ def shown(settings: Settings, name: str) -> object:
 
 
 def _brief(value: object) -> str:
-    return "(unset)" if value is None else value if isinstance(value, str) else json.dumps(value)
+    if value is None or value == []:
+        return "(unset)"
+    return value if isinstance(value, str) else json.dumps(value)

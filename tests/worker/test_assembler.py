@@ -37,9 +37,7 @@ def decide(
     more_coming: bool = False,
     limits: BatchLimits = LIMITS,
 ) -> Plan:
-    return plan(
-        waiting, now, limits, max_items=max_items, max_window_s=max_window_s, more_coming=more_coming
-    )
+    return plan(waiting, now, limits, max_items=max_items, max_window_s=max_window_s, more_coming=more_coming)
 
 
 def names(planned: Plan) -> list[str]:
@@ -113,7 +111,10 @@ def test_suspects_run_alone() -> None:
 
 def test_innocent_batches_leave_suspects_out() -> None:
     """A suspect that waits does not join the batch of another leader."""
-    assert names(decide([chunk("ok"), chunk("bad", ready_at=0.5, alone=True), chunk("fine")])) == ["ok", "fine"]
+    assert names(decide([chunk("ok"), chunk("bad", ready_at=0.5, alone=True), chunk("fine")])) == [
+        "ok",
+        "fine",
+    ]
 
 
 def test_lingers_only_for_company() -> None:
@@ -157,7 +158,9 @@ chunks = st.builds(
 )
 
 
-@given(st.lists(chunks, max_size=40, unique_by=lambda one: one.request.id), st.integers(1, 20), st.floats(1, 500))
+@given(
+    st.lists(chunks, max_size=40, unique_by=lambda one: one.request.id), st.integers(1, 20), st.floats(1, 500)
+)
 def test_every_plan_is_lawful(waiting: list[WaitingChunk], max_items: int, max_window_s: float) -> None:
     """Whatever waits: a batch is not empty, within both caps, of one model and window, and without mixed suspects."""
     batch = decide(waiting, now=100.0, max_items=max_items, max_window_s=max_window_s).batch

@@ -81,6 +81,15 @@ def test_one_high_sample_clears_the_cache_but_changes_nothing() -> None:
     assert rig.feed(0.5) is Level.OPEN
 
 
+def test_held_back_work_keeps_asking_for_memory() -> None:
+    """While a level holds work back the cache is released every second, so that no guard can wedge on it."""
+    rig = Rig()
+    rig.feed(1.2, 2)
+    before = rig.cleared
+    rig.feed(1.2, 100)
+    assert 9 <= rig.cleared - before <= 11
+
+
 def test_levels_have_an_exit_band() -> None:
     """Five points under the line is not enough to leave a level."""
     rig = Rig()

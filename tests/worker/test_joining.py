@@ -75,7 +75,9 @@ segments = st.lists(
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 30), st.floats(0, 3), segments), max_size=6))
-def test_times_rise_whatever_the_model_says(parts: list[tuple[float, float, list[tuple[float, float, str]]]]) -> None:
+def test_times_rise_whatever_the_model_says(
+    parts: list[tuple[float, float, list[tuple[float, float, str]]]],
+) -> None:
     """For any times from the model: no text is lost, and 0 <= start <= end <= next start, within the recording."""
     pieces, results, clock = [], [], 0.0
     for length, gap, raw in parts:
@@ -83,7 +85,9 @@ def test_times_rise_whatever_the_model_says(parts: list[tuple[float, float, list
         results.append(done(*raw))
         clock += length + gap
     joined = join_segments(pieces, results, clock)
-    assert [one.text for one in joined] == [text.strip() for r in results for s in r.segments if (text := s.text).strip()]
+    assert [one.text for one in joined] == [
+        text.strip() for r in results for s in r.segments if (text := s.text).strip()
+    ]
     last = 0.0
     for one in joined:
         assert last - 1e-3 <= one.start <= one.end <= clock + 1e-3
