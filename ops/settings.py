@@ -165,6 +165,9 @@ class Settings(BaseSettings):
     result_ttl_s: int = Field(
         86_400, ge=1, le=31_536_000, description="Seconds for which an outcome is kept."
     )
+    max_result_bytes: int = Field(
+        16 * MIB, ge=256, description="Largest outcome of one job, as JSON; a larger one fails the job."
+    )
     partials: bool = Field(
         True, description="Whether the text of a job is published while it is being decoded."
     )

@@ -42,6 +42,7 @@ def worker_config(settings: Settings) -> WorkerConfig:
         credits=settings.credits,
         drain_s=settings.drain_s,
         poison_after=settings.poison_after,
+        max_result_bytes=settings.max_result_bytes,
         step_log=settings.step_log,
     )
 

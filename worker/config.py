@@ -70,5 +70,7 @@ class WorkerConfig:
     retry_cap_s: float = 60.0
     served_horizon_s: float = 7 * 86400.0
     """A model that no worker has served for so long is unknown, and its jobs fail."""
+    max_result_bytes: int = 16 * 1024**2
+    """A result larger than this, as JSON, fails the job."""
     step_log: Path | None = None
     """Where to append a JSON line for each step of the engine; never holds text."""

@@ -165,7 +165,9 @@ class Daemon:
             poison_after=config.poison_after,
             worker=me.consumer,
             version=self._version,
+            max_result_bytes=config.max_result_bytes,
             on_settled=self._note_settled,
+            on_deadline=self._note_deadline,
         )
         self._leases = Leases(
             self._link,
@@ -368,6 +370,9 @@ class Daemon:
         held = self._ledger.get(job_id)
         if held is not None:
             self._flow.abandon(held, "cancelled")
+
+    def _note_deadline(self) -> None:
+        self._leases.poke()
 
     def _note_dispatch(self, batch: tuple[WaitingChunk, ...], now: float) -> None:
         for chunk in batch:

@@ -32,6 +32,8 @@ log = logging.getLogger("decibatch.job")
 
 SHORT_INLINE_BYTES = 1024 * 1024
 TEMPERATURE_STEP = 0.2
+DEADLINE_MARGIN_S = 0.02
+"""Redis' clock and the reply's way here differ from ours by a little: look just after, not just before."""
 
 
 class EngineCrashed(Exception):
@@ -68,14 +70,18 @@ class JobFlow:
         poison_after: int,
         worker: str,
         version: str,
+        max_result_bytes: int,
         on_settled: Callable[[], None],
+        on_deadline: Callable[[], None],
     ) -> None:
         self._parts = parts
         self._serve = serve
         self._poison_after = poison_after
         self._worker = worker
         self._version = version
+        self._max_result_bytes = max_result_bytes
         self._on_settled = on_settled
+        self._on_deadline = on_deadline
 
     def accept(self, delivery: Delivery) -> None:
         """Begin with a delivery. One whose job we hold already (our lease had lapsed) only renews the attempt."""
@@ -122,6 +128,21 @@ class JobFlow:
         refusal = self._refuse(job)
         if refusal is not None:
             return Failed(refusal)
+        timer = self._watch_deadline(held, job)
+        try:
+            return await self._work(held, job)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _watch_deadline(self, held: HeldJob, job: Job) -> asyncio.TimerHandle | None:
+        """Look at the lease the moment the deadline passes, by Redis' clock: renewing it ends the job."""
+        if job.deadline_ms is None:
+            return None
+        left_s = max(0.0, (job.deadline_ms - held.delivery.taken_ms) / 1000) + DEADLINE_MARGIN_S
+        return asyncio.get_running_loop().call_later(left_s, self._on_deadline)
+
+    async def _work(self, held: HeldJob, job: Job) -> Outcome:
         try:
             audio = await self._decode(held, job)
         except MediaError as exc:
@@ -184,14 +205,22 @@ class JobFlow:
         held.ready_at = time.monotonic()
         chunks = self._chunks(held, job, audio)
         if not chunks:
-            return Done(self._result(held, job, audio))
+            return self._done(held, job, audio)
         held.stage = "waiting"
         finished = self._parts.ledger.expect(held, tuple(chunk.request.id for chunk in chunks))
         progress = {"stage": "engine", "done": 0, "total": len(chunks)}
         self._parts.outbox.put(held.delivery, "progress", progress)
         self._parts.dispatcher.offer(chunks)
         await finished
-        return Done(self._result(held, job, audio))
+        return self._done(held, job, audio)
+
+    def _done(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
+        result = self._result(held, job, audio)
+        size = len(result.model_dump_json())
+        if size > self._max_result_bytes:
+            message = f"the result has {size} bytes; at most {self._max_result_bytes} are kept"
+            return Failed(ErrorInfo(code="result_too_large", message=message))
+        return Done(result)
 
     def _chunks(self, held: HeldJob, job: Job, audio: MediaDone) -> list[WaitingChunk]:
         options = decode_options(job)

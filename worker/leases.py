@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -45,11 +46,18 @@ class Leases:
         self._on_taken = on_taken
         self._streams = streams
         self._credits_left = credits_left
+        self._poked = asyncio.Event()
+
+    def poke(self) -> None:
+        """A deadline has passed: renew now, which ends the job."""
+        self._poked.set()
 
     async def run(self) -> None:
         """Renew and reclaim until cancelled."""
         while True:
-            await asyncio.sleep(self._config.renew_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._poked.wait(), self._config.renew_s)
+            self._poked.clear()
             await self._link.wait_up()
             try:
                 await self.renew()

@@ -329,7 +329,7 @@ def test_junk_in_the_stream_is_reported_and_removed(
 def test_under_memory_pressure_work_waits_in_redis(
     start_worker: StartWorker, client: Client, clip: Path, queue_redis: redis.Redis
 ) -> None:
-    """When rows need more than the budget, batches shrink, the waiting room grows, pending does not, and all is done."""
+    """When rows need more than the budget, batches shrink, work waits in Redis, pending stays, and all is done."""
     hungry = FakeConfig(step_s=0.2, base_bytes=60 * 2**20, row_bytes=10 * 2**20, cache_fraction=0.0)
     worker = start_worker(fake=hungry, memory_budget_mb=110, credits=16).wait_ready()
     jobs = client.submit_many([clip] * 32)
@@ -357,9 +357,27 @@ def test_events_tell_the_way_of_a_job(start_worker: StartWorker, client: Client,
     """A listener hears start, media, engine and the end, each with its attempt, and then the iteration ends."""
     start_worker()
     events = list(client.events(client.submit(clip)))
-    assert [event.type for event in events][0] == "started"
+    assert events[0].type == "started"
     assert events[-1].type == "done"
     stages = [event.data["stage"] for event in events if event.type == "progress"]
     assert stages[0] == "media"
     assert stages[-1] == "engine"
     assert {event.attempt for event in events} == {1}
+
+
+def test_running_work_past_its_deadline_stops(start_worker: StartWorker, client: Client, clip: Path) -> None:
+    """A running job ends as expired when its deadline passes, long before a renewal is due, and frees the engine."""
+    worker = start_worker(fake=SLOW, lease_s=600).wait_ready()
+    job = client.submit(clip, deadline_s=2.0)
+    wait_in_engine(worker)
+    wait_for_state(client, job, State.EXPIRED, timeout_s=20)
+    wait_until(lambda: worker.health().get("held") == 0, "the slot is free")
+
+
+def test_a_result_over_the_cap_fails(start_worker: StartWorker, client: Client, tmp_path: Path) -> None:
+    """A transcript larger than the bound is a clear error, not a key that fills the server."""
+    start_worker(max_result_bytes=256)
+    long = write_wav(tmp_path / "long.wav", speech(42.0))
+    with pytest.raises(JobFailed) as failed:
+        client.result(client.submit(long), timeout=60)
+    assert failed.value.error.code == "result_too_large"
