@@ -90,9 +90,9 @@ class AsyncBells:
         for others in self._waiters.values():
             for waiter in others:
                 waiter.rung.set()
+        self._poked.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await _end([self._task])
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -125,16 +125,14 @@ class AsyncBells:
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for side in sides:
-                side.cancel()
-            await asyncio.wait(sides)
+            await _end(sides)
         for side in sides:
             if not side.cancelled() and (error := side.exception()) is not None:
                 raise error
 
     async def _write(self, connection: Any, asked: Counter[str]) -> None:
         self._changed.update(self._waiters)
-        while True:
+        while not self._closing:
             self._poked.clear()
             changed, self._changed = self._changed, set()
             wanted = {channel for channel in changed if channel in self._waiters}
@@ -180,6 +178,14 @@ class AsyncBells:
         for waiter in self._waiters.get(channel, ()):
             if not (progress and waiter.final):
                 waiter.rung.set()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    # Until Python 3.12 asyncio.wait_for, by which redis-py sends, can swallow a cancellation: ask again.
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.2)
 
 
 async def _quietly(connection: Any) -> None:

@@ -200,6 +200,18 @@ class ErrorInfo(Answer):
     retryable: bool = False
 
 
+class Note(Wire):
+    """How one attempt failed, and where: kept with a job until it is done."""
+
+    at_ms: int
+    """Unix milliseconds, by the worker's clock."""
+    attempt: int
+    worker: str
+    version: str
+    code: str
+    message: str
+
+
 def new_job_id() -> str:
     """48 bits of time, then 80 random ones, in hexadecimal: unique, and sortable by age (after UUIDv7, RFC 9562)."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from queueing.job import ErrorInfo, Job, Lane, Result, State, digest, encode_job
+from queueing.job import ErrorInfo, Job, Lane, Note, Result, State, digest, encode_job
 from queueing.keys import Keys
 from queueing.scripts import Call, script
 
@@ -93,6 +93,10 @@ class JobStatus:
     payload: bytes
     result: Result | None = None
     error: ErrorInfo | None = None
+    notes: tuple[Note, ...] = ()
+    """Failures of earlier attempts, oldest first; forgotten once the job is done."""
+    crashes: int = 0
+    """Of the engine, while the job ran alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,8 @@ def _status(job_id: str, reply: Any) -> JobStatus | None:
         error=ErrorInfo.model_validate_json(fields["error"])
         if "error" in fields and state is not State.DONE
         else None,
+        notes=tuple(Note.model_validate_json(line) for line in text(fields.get("notes", "")).splitlines()),
+        crashes=number("crashes") or 0,
     )
 
 
@@ -244,12 +250,23 @@ class Queue:
         alone: bool = False,
         crashed: bool = False,
         counted: bool = True,
+        note: str = "",
     ) -> Call[str]:
         """Write the outcome of an attempt: "ok", "stale", "gone", or the final state it already has."""
         d = delivery
         flags = (int(alone), int(crashed), int(counted))
-        args = (d.job_id, d.stream, d.entry, d.attempt, outcome, body, delay_ms, *flags)
+        args = (d.job_id, d.stream, d.entry, d.attempt, outcome, body, delay_ms, *flags, note)
         return self._call("settle", args, text)
+
+    # --- the dead list ---
+
+    def revive(self, job_id: str) -> Call[str]:
+        """Let a dead job wait again: "revived", "" for no such job, "input_gone", or the state it is in instead."""
+        return self._call("revive", (job_id,), text)
+
+    def drop(self, job_id: str) -> Call[str]:
+        """Forget a dead job: "dead", "" for no such job, or the state it is in instead."""
+        return self._call("drop", (job_id,), text)
 
     def events(self, batch: Sequence[tuple[Delivery, str, dict[str, Any]]]) -> Call[tuple[bool, ...]]:
         """Publish (delivery, type, data); False for each whose attempt is no longer the current one."""

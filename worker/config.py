@@ -10,13 +10,18 @@ from worker.assembler import BatchLimits
 from worker.governor import Thresholds
 from worker.media.types import MediaLimits
 
+MAX_BEAT_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseConfig:
     lease_s: float = 15.0
     """Seconds without renewal after which another worker may take a delivery over."""
-    beat_s: float = 2.0
-    """Seconds between two signs of life."""
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two signs of life, at most: the name's lock lapses with the lease, and must not meanwhile."""
+        return min(MAX_BEAT_S, self.lease_s / 3)
 
     @property
     def renew_s(self) -> float:

@@ -76,7 +76,13 @@ class Daemon:
         self._ledger = Ledger()
         self._keeper = EngineKeeper(config.engine, self)
         self._governor = Governor(config.thresholds, max_items=config.batch.max_items)
-        self._settler = Settler(self._link, self._queue, base_s=config.retry_base_s, cap_s=config.retry_cap_s)
+        self._settler = Settler(
+            self._link,
+            self._queue,
+            base_s=config.retry_base_s,
+            cap_s=config.retry_cap_s,
+            version=self._version,
+        )
         self._outbox = Outbox(self._link, self._queue)
         self._dispatcher = Dispatcher(
             self._keeper,
@@ -146,6 +152,7 @@ class Daemon:
 
     async def _build(self) -> None:
         config, me = self._config, self._me
+        self._settler.worker = me.consumer
         spool = config.spool_dir / f"{config.queue}-{me.consumer}"
         spool.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._media = MediaSupervisor(spool, config.media, config.media_processes)

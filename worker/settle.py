@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import Counter
 
-from queueing.job import ErrorInfo
+from queueing.job import ErrorInfo, Note
 from queueing.protocol import Delivery, Queue
 from worker.link import Link
 from worker.outcome import Dead, Done, Dropped, Failed, HandBack, Outcome, Retry
@@ -27,12 +28,22 @@ class Settler:
     """Writes outcomes. Holding the job until this returns is what bounds how many wait for Redis to come back."""
 
     def __init__(
-        self, link: Link, queue: Queue, *, base_s: float, cap_s: float, rng: random.Random | None = None
+        self,
+        link: Link,
+        queue: Queue,
+        *,
+        base_s: float,
+        cap_s: float,
+        version: str,
+        rng: random.Random | None = None,
     ) -> None:
         self._link = link
         self._queue = queue
         self._base_s = base_s
         self._cap_s = cap_s
+        self._version = version
+        self.worker = ""
+        """Consumer name, once it is known: stands in the notes of failures."""
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self.counts: Counter[str] = Counter()
 
@@ -48,10 +59,14 @@ class Settler:
                 call = queue.settle(delivery, "failed", error.model_dump_json())
             case Dead(error):
                 name = "dead"
-                call = queue.settle(delivery, "dead", error.model_dump_json())
+                call = queue.settle(
+                    delivery, "dead", error.model_dump_json(), note=self._note(delivery, error)
+                )
             case Retry(error) if self._is_last(delivery, outcome, max_attempts):
                 name = "dead"
-                call = queue.settle(delivery, "dead", error.model_dump_json())
+                call = queue.settle(
+                    delivery, "dead", error.model_dump_json(), note=self._note(delivery, error)
+                )
             case Retry(error, alone, crashed, counted):
                 name = "retry"
                 delay = backoff_s(delivery.tries, self._base_s, self._cap_s, self._rng.random())
@@ -64,6 +79,7 @@ class Settler:
                     alone=alone,
                     crashed=crashed,
                     counted=counted,
+                    note=self._note(delivery, error),
                 )
             case HandBack():
                 name = "handback"
@@ -77,6 +93,16 @@ class Settler:
             # An outcome written just before the line broke is answered with the state that it made.
             log.info("outcome not written", extra={"job": delivery.job_id, "outcome": name, "word": word})
         return word
+
+    def _note(self, delivery: Delivery, error: ErrorInfo) -> str:
+        return Note(
+            at_ms=int(time.time() * 1000),
+            attempt=delivery.attempt,
+            worker=self.worker,
+            version=self._version,
+            code=error.code,
+            message=error.message,
+        ).model_dump_json()
 
     @staticmethod
     def _is_last(delivery: Delivery, outcome: Retry, max_attempts: int) -> bool:

@@ -109,6 +109,12 @@ def window(mel: FloatArray, silence: float, start: int, frames: int) -> FloatArr
     return filled
 
 
+def is_audible(audio: FloatArray) -> bool:
+    """Whether any 100 ms of the audio are louder than -54 dBFS; speech that was meant to be heard is."""
+    loudness = _loudness(audio, min(SAMPLE_RATE // 10, max(1, len(audio))))
+    return loudness.size > 0 and float(loudness.max()) > 0.002
+
+
 def has_sound(audio: FloatArray, start: int) -> bool:
     """Whether what follows sample *start* is as loud as the chunk's speech, give or take 20 dB.
 

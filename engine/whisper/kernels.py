@@ -250,6 +250,8 @@ class _Lane:
     steps: Program
     stream: mx.Stream
     request: Gelu | Attend
+    side_by_side: bool
+    """Other lanes take the other cores."""
     working: Future[None] | None = None
 
 
@@ -290,11 +292,13 @@ class HostKernels:
         free = self._streams[:side_by_side]
         while True:
             while free and (row := next(waiting, None)) is not None:
-                lanes.append(self._enter(row, program(mel[row : row + 1]), free.pop()))
+                lanes.append(self._enter(row, program(mel[row : row + 1]), free.pop(), side_by_side > 1))
             if not lanes:
                 break
-            for lane in lanes:
-                self._work(lane, alone=side_by_side > 1)
+            # The last lane's work is this thread's own: one hand-over less in every turn.
+            for lane in lanes[:-1]:
+                self._work(lane, elsewhere=True)
+            self._work(lanes[-1], elsewhere=False)
             for lane in list(lanes):
                 layers = self._go_on(lane)
                 if layers is not None:
@@ -304,21 +308,22 @@ class HostKernels:
         return features
 
     @staticmethod
-    def _enter(row: int, steps: Program, stream: mx.Stream) -> _Lane:
+    def _enter(row: int, steps: Program, stream: mx.Stream, side_by_side: bool) -> _Lane:
         with mx.stream(stream):
             request = next(steps)
             _start(*_arrays(request))
-        return _Lane(row, steps, stream, request)
+        return _Lane(row, steps, stream, request, side_by_side)
 
-    def _work(self, lane: _Lane, alone: bool) -> None:
-        """Wait for a lane's MLX arrays, then let a thread work on them."""
+    def _work(self, lane: _Lane, *, elsewhere: bool) -> None:
+        """Wait for a lane's MLX arrays, then work on them, here or on another thread."""
         mx.eval(*_arrays(lane.request))
         views = [host_view(x) for x in _arrays(lane.request)]
         work: Callable[..., None] = self._gelu if isinstance(lane.request, Gelu) else self._attend
-        if alone:
+        if elsewhere:
             lane.working = self._pool.submit(work, *views, alone=True)
         else:
-            work(*views, alone=False)
+            lane.working = None
+            work(*views, alone=lane.side_by_side)
 
     @staticmethod
     def _go_on(lane: _Lane) -> Layers | None:

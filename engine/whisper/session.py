@@ -379,8 +379,11 @@ class WhisperSession:
             self._settle(self._least_wrong([*row.rejected, row]), heard=True)
 
     def _is_silent(self, row: _Row) -> bool:
+        if row.no_speech_prob <= MAX_NO_SPEECH_PROB:
+            return False
+        # Of digital silence the models are sure that it says "you".
         unlikely = row.avg_logprob < MIN_AVG_LOGPROB
-        return row.no_speech_prob > MAX_NO_SPEECH_PROB and (unlikely or row.tail)
+        return unlikely or row.tail or not audio.is_audible(row.task.samples[row.start * audio.HOP :])
 
     def _looks_wrong(self, row: _Row) -> bool:
         return (

@@ -40,7 +40,7 @@ def result_command(job: str, form: str) -> int:
         click.echo(render(status.result, form), nl=False)
         return Exit.OK
     if status.error is not None:
-        raise Trouble(f"The job is {status.state}: {status.error.code}: {status.error.message}", Exit.FAILED)
+        raise Trouble(f"There is no result. {status.error.code}: {status.error.message}", Exit.FAILED)
     raise Trouble(f"The job has not ended: it is {status.state}.", Exit.TIMEOUT)
 
 

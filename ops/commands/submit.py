@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,9 @@ def shown(job: Tracked, wait: bool, form: str, *, several: bool) -> str:
     if not wait:
         return f"{job.job or '-'}\t{job.state.value}\t{job.input}\n"
     if job.result is None:
-        click.echo(f"decibatch: {sentence(job)}", err=True)
+        # Progress in lines has told the end of each job already; the table on a terminal cuts long errors.
+        if job.job is None or not job.state.terminal or sys.stderr.isatty():
+            click.echo(f"decibatch: {sentence(job)}", err=True)
         return ""
     body = render(job.result, form)
     return f"# {job.input}\n{body}\n" if several and form == "text" else body

@@ -11,6 +11,7 @@ local WINDOW = 16
 local EVENT_CAP = 256
 local EVENT_GRACE_S = 60
 local DEAD_CAP = 10000
+local DEAD_TTL_S = 7 * 86400
 -- List items that one script may look through: about a millisecond.
 local SEARCHED = 10000
 
@@ -119,6 +120,7 @@ local function finish(id, state, field, body)
   local key = job_key(id)
   local job = redis.call('HMGET', key, 'state', 'model', 'lane', 'entry', 'bytes', 'ttl', 'idem', 'attempt', 'tenant')
   local ttl = tonumber(job[6]) or 86400
+  if state == 'dead' then ttl = math.max(ttl, DEAD_TTL_S) end
   -- What frees memory comes first: a server that is full refuses only the first write of a script that could
   -- take more of it, and an end must always be written.
   redis.call('HDEL', key, 'owner', 'entry', 'error')
@@ -131,9 +133,11 @@ local function finish(id, state, field, body)
     end
   end
   if job[5] then
-    redis.call('DEL', inline_key(id))
+    -- The dead keep their input: somebody will look at it, or try again.
+    if state == 'dead' then redis.call('EXPIRE', inline_key(id), ttl) else redis.call('DEL', inline_key(id)) end
     count('bytes', -tonumber(job[5]))
   end
+  if state == 'done' then redis.call('HDEL', key, 'notes') end
   redis.call('EXPIRE', key, ttl)
   if job[7] then redis.call('EXPIRE', root .. ':idem:' .. job[9] .. ':' .. job[7], ttl) end
   if redis.call('EXISTS', events_key(id)) == 1 then
@@ -159,6 +163,21 @@ local function expire_if_due(id, job_state, deadline)
     return true
   end
   return false
+end
+
+-- Jobs started a second, averaged over some seconds: tells a client that was refused when to come back.
+local function note_start()
+  local seen = redis.call('HMGET', counts_key, 'rate', 'rate_from', 'rate_starts')
+  local from, starts = tonumber(seen[2] or 0), tonumber(seen[3] or 0) + 1
+  local span = now - from
+  if span < 1000 then
+    redis.call('HSET', counts_key, 'rate_starts', starts)
+    return
+  end
+  local fresh = 1000 * starts / span
+  -- After a long pause the old pace means nothing.
+  local rate = span < 60000 and seen[1] and 0.7 * tonumber(seen[1]) + 0.3 * fresh or fresh
+  redis.call('HSET', counts_key, 'rate', string.format('%.3f', rate), 'rate_from', now, 'rate_starts', 0)
 end
 
 -- Turns a pending entry into a delivery of a new attempt, or gets rid of it. The attempt number is the
@@ -189,7 +208,10 @@ local function deliver(consumer, owner, wire, stream, entry, id)
   local attempt = redis.call('HINCRBY', key, 'attempt', 1)
   redis.call('HSET', key, 'state', 'running', 'owner', owner, 'taken', now)
   redis.call('HSETNX', key, 'started', now)
-  if state == 'waiting' then count('waiting', -1) end
+  if state == 'waiting' then
+    count('waiting', -1)
+    note_start()
+  end
   publish_event(id, attempt, 'started', '{}')
   return { 'job', id, stream, entry, attempt, job[5], job[6] or '0', job[7] or '0', job[8] or '0', job[9], now }
 end

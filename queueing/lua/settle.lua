@@ -4,9 +4,12 @@
 --   retry                  back to the waiting room after delay milliseconds; body is the error
 --   release                handed back unstarted: to the head, not counted as a try
 -- ARGV: id, stream, entry, attempt, outcome, body, delay, then 0 or 1 each: alone (run it by itself from now on),
--- crashed (it took the engine with it while alone), counted (the retry uses up a try)
+-- crashed (it took the engine with it while alone), counted (the retry uses up a try); then a note of the failure,
+-- JSON, kept with the job until it is done ('' for none)
 local id, stream, entry, attempt, outcome, body = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local delay, alone, crashed, counted = tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
+local note = ARGV[11] or ''
+local NOTES_BYTES = 8192
 local key = job_key(id)
 local job = redis.call('HMGET', key, 'state', 'attempt', 'model', 'lane', 'tenant')
 local state = job[1]
@@ -28,6 +31,15 @@ if outcome == 'done' then
   return 'ok'
 end
 if job[2] ~= attempt or state ~= 'running' then return 'stale' end
+if note ~= '' then
+  local notes = redis.call('HGET', key, 'notes')
+  -- The first failures tell most; what no longer fits is left out.
+  if not notes then
+    redis.call('HSET', key, 'notes', note)
+  elseif #notes + #note < NOTES_BYTES then
+    redis.call('HSET', key, 'notes', notes .. '\n' .. note)
+  end
+end
 if outcome == 'failed' or outcome == 'dead' then
   drop_entry(stream, entry)
   redis.call('HINCRBY', key, 'tries', 1)

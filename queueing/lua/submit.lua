@@ -29,7 +29,12 @@ local counts = redis.call('HMGET', counts_key, 'waiting', 'bytes')
 local waiting, bytes = tonumber(counts[1] or 0), tonumber(counts[2] or 0)
 local too_long = redis.call('LLEN', backlog_key(model, lane, tenant)) >= max_waiting + 16
 if waiting >= max_waiting or too_long or (inline and bytes + #inline > max_bytes) then
-  return { 'full', id, '', 1000 }
+  -- As long as the queue would take to start one job in a hundred, at its own pace of late.
+  local rate = tonumber(redis.call('HGET', counts_key, 'rate') or 0)
+  local wanted = math.max(1, waiting / 100)
+  local pause = 5000
+  if rate > 0 then pause = math.max(100, math.min(60000, 1000 * wanted / rate)) end
+  return { 'full', id, '', math.floor(pause) }
 end
 
 local key = job_key(id)

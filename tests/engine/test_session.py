@@ -237,14 +237,12 @@ def test_silence_gives_no_text(session: Any, run: Any, ask: Any, clip: Any, sour
 
 
 def test_a_prompt_is_context_and_not_text(session: Any, run: Any, ask: Any, clip: Any) -> None:
-    """A prompt changes how words are written and does not come back in the text."""
-    plain = run(session, [ask("a", clip("beckett", 0, 4))])["a"].text
-    shouted = run(
-        session, [ask("a", clip("beckett", 0, 4), prompt="WE WRITE ALL IN CAPITALS. NOTHING ELSE.")]
-    )
-    assert "CAPITALS" not in shouted["a"].text.upper() or "CAPITALS" in plain.upper()
-    assert words(shouted["a"].text)[:2] == words(plain)[:2]
-    assert shouted["a"].text != plain
+    """A prompt without capitals and points gives a text without them, of the same words and no others."""
+    plain = run(session, [ask("a", clip("beckett"))])["a"].text
+    prompt = "it was late and nobody came and nothing was said"
+    prompted = run(session, [ask("a", clip("beckett"), prompt=prompt)])["a"].text
+    assert words(prompted) == words(plain) == BECKETT.split()
+    assert prompted == BECKETT != plain
 
 
 def test_a_prompt_cannot_spell_commands(session: Any, run: Any, ask: Any, clip: Any, tokenizer: Any) -> None:
@@ -361,15 +359,15 @@ def test_a_multilingual_model_detects_and_translates(
     model = load_model(folder, mlx.float32, kernels)
     base = WhisperSession(model, Tokenizer(folder, model.dims.n_vocab))
     requests = [
-        ask("detect", clip("beckett", 0, 5), model="base"),
-        ask("told", clip("beckett", 0, 5), model="base", language="en", task="translate"),
-        ask("german", clip("beckett", 0, 5), model="base", language="de"),
+        ask("detect", clip("two_cities", 0, 5), model="base"),
+        ask("told", clip("two_cities", 0, 5), model="base", language="en", task="translate"),
+        ask("german", clip("two_cities", 0, 5), model="base", language="de"),
     ]
     found = run(base, requests)
     assert len(base.tokenizer.languages) == 99
     assert (found["detect"].language, found["german"].language) == ("en", "de")
-    assert words(found["detect"].text)[:4] == BECKETT.split()[:4]
-    assert words(found["told"].text)[:4] == BECKETT.split()[:4]
+    for name in ("detect", "told"):
+        assert words(found[name].text)[:6] == ["it", "was", "the", "best", "of", "times"]
 
 
 def test_the_text_is_mlx_audios(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,5 +88,34 @@ def test_a_half_open_connection_async(mute: Mute) -> None:
         assert await asyncio.to_thread(mute.accepted.acquire, timeout=10)
         assert await waiter.wait(10)
         await bells.close()
+
+    asyncio.run(scenario())
+
+
+class Swallowing:
+    """A connection whose sending takes a cancellation for its own end, as asyncio.wait_for did before 3.12."""
+
+    async def connect(self) -> None:
+        self.silence = asyncio.Event()
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        self.silence.set()
+
+    async def send_command(self, *words: str, check_health: bool) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async def read_response(self, *, timeout: float) -> Any:  # noqa: ASYNC109
+        await self.silence.wait()
+
+
+def test_closing_over_a_swallowed_cancellation() -> None:
+    """Closing ends although a send swallows the cancellation that was meant to end it."""
+
+    async def scenario() -> None:
+        bells = AsyncBells(Swallowing)
+        await bells.listen("bell", final=True, confirm_s=0.01)
+        async with asyncio.timeout(10):
+            await bells.close()
 
     asyncio.run(scenario())

@@ -165,12 +165,24 @@ def machine(url: str) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: any(job.state == "running" for job in self.jobs.values()))
         @rule(data=st.data())
         def lease_lapses(self, data: st.DataObject) -> None:
+            self.lapse(data)
+
+        def lapse(self, data: st.DataObject) -> None:
             running = [d for d in self.deliveries if self.current(d)]
             d = data.draw(st.sampled_from(running))
             self.bench.age(d, self.jobs[d.job_id].holder, LEASE_MS * 2)
             self.jobs[d.job_id].aged = True
 
+        @precondition(lambda self: any(job.state == "running" for job in self.jobs.values()))
+        @rule(data=st.data(), consumer=st.sampled_from(CONSUMERS))
+        def lapses_and_is_looked_for(self, data: st.DataObject, consumer: str) -> None:
+            self.lapse(data)
+            self.reclaim(consumer, 5)
+
         @rule(consumer=st.sampled_from(CONSUMERS), n=st.integers(1, 5))
+        def reclaims(self, consumer: str, n: int) -> None:
+            self.reclaim(consumer, n)
+
         def reclaim(self, consumer: str, n: int) -> None:
             theirs = {i for i, job in self.jobs.items() if job.aged and job.holder not in ("", consumer)}
             got = self.bench.reclaim(consumer, n, LEASE_MS)
@@ -294,7 +306,7 @@ def test_histories(redis_server: RedisServer, redis_url: str) -> None:
         machine(redis_url),
         settings=settings(
             max_examples=60,
-            stateful_step_count=30,
+            stateful_step_count=40,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),

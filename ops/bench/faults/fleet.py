@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 
+import queueing.scripts
 from engine.fake import FakeConfig
 from ops import stack
+from ops.bench.faults import unsafe_worker
 from ops.bench.faults.proxy import Handle
 from ops.guarded import Guarded
 
@@ -63,6 +65,10 @@ class Place:
     def name(self) -> str:
         """Consumer name of the present life."""
         return f"w{self.number}" if self.manner.recovers else f"w{self.number}-{self.lives}"
+
+    def sha(self, script: str) -> str:
+        """By which its workers call a script."""
+        return (queueing.scripts.script if self.manner.fenced else unsafe_worker.choose)(script).sha
 
     @property
     def alive(self) -> bool:

@@ -170,10 +170,10 @@ class Observer:
     def health(self, consumer: str) -> bytes | None:
         """What a worker says of itself, or None where it, or the server, says nothing."""
         try:
-            said: bytes | None = self._redis.get(self._keys.worker(consumer))
+            said: Any = self._redis.get(self._keys.worker(consumer))
         except (RedisError, OSError):
             return None
-        return said
+        return bytes(said) if said else None
 
     def counted_ends(self) -> int:
         """Ends by the server's counters."""
@@ -204,9 +204,7 @@ class Observer:
                     pipe.hmget(self._keys.job(job), FIELDS)
                 read = pipe.execute()
             with self._lock:
-                ended = [
-                    job for job, values in zip(part, read, strict=True) if self._note(jobs[job], values)
-                ]
+                ended = [job for job, values in zip(part, read, strict=True) if self._note(jobs[job], values)]
             self._read_streams(part if streams else ended)
 
     def _note(self, seen: Seen, values: Sequence[bytes | None]) -> bool:

@@ -17,7 +17,6 @@ from ops.bench.faults.fleet import Place
 from ops.bench.faults.observer import Held, Observer
 from ops.bench.faults.plan import Fault, Kind
 from ops.bench.faults.server import Server
-from queueing.scripts import script
 
 AIM_S = 3.0
 """Seconds to wait for the one to be struck to have work in its hands; past that the fault is left out."""
@@ -142,7 +141,7 @@ class Player:
         return True
 
     def _lose_reply(self, fault: Fault, place: Place) -> bool:
-        sprung = place.line.lose_reply(script(fault.script).sha.encode())
+        sprung = place.line.lose_reply(place.sha(fault.script).encode())
         until = time.monotonic() + AIM_S
         while not sprung.is_set() and time.monotonic() < until:
             self._go_on_until(time.monotonic() + TICK_S)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from redis.exceptions import RedisError
@@ -48,7 +48,7 @@ class Order:
     workers: int = 3
     quiet_s: float = 20.0
     """Seconds without any job ending after which, with every worker well, those that are open count as lost."""
-    manner: Manner = Manner(lease_s=1.0)
+    manner: Manner = field(default_factory=lambda: Manner(lease_s=1.0))
 
 
 def run(order: Order, tell: Callable[[str], None] = lambda sentence: None) -> Report:
@@ -88,7 +88,7 @@ def run(order: Order, tell: Callable[[str], None] = lambda sentence: None) -> Re
         wait_until_quiet(observer, player, order.quiet_s)
         for place in places:
             place.stop()
-        return count(order, observer, player, places, began, server)
+        return count(order, observer, player, places, server, began=began)
 
 
 def _place(number: int, board: Switchboard, server: Server, folder: Path, manner: Manner) -> Place:
@@ -199,7 +199,7 @@ def submit_all(
 
 
 def count(
-    order: Order, observer: Observer, player: Player, places: list[Place], began: float, server: Server
+    order: Order, observer: Observer, player: Player, places: list[Place], server: Server, *, began: float
 ) -> Report:
     """The last look, with all workers gone, and the report."""
     try:

@@ -21,7 +21,7 @@ end
 """,
     "if job[2] ~= attempt or state ~= 'running' then return 'stale' end\n",
 )
-"""What keeps an outcome from being written over another: a job that has ended, an attempt that is not the current one."""
+"""What keeps an outcome from being written over another: the job has ended; the attempt is not the current one."""
 
 
 def unfenced(fenced: Script) -> Script:
@@ -41,6 +41,6 @@ def choose(name: str) -> Script:
 
 
 if __name__ == "__main__":
-    queueing.protocol.script = choose
+    vars(queueing.protocol)["script"] = choose
     sys.argv[1:] = ["worker"]
     main()
