@@ -60,7 +60,10 @@ def connect_async(
 
 def connect_blocking(url: str, *, block_s: float) -> redis.asyncio.Redis:
     """An asyncio client for reads that may block for up to ``block_s`` seconds; one connection."""
-    return connect_async(url, max_connections=1, timeout_s=block_s + BLOCK_MARGIN_S)
+    client = connect_async(url, max_connections=1, timeout_s=block_s + BLOCK_MARGIN_S)
+    # Options in the URL win over ours, and a time-out meant for ordinary commands would end every such read.
+    client.connection_pool.connection_kwargs["socket_timeout"] = block_s + BLOCK_MARGIN_S
+    return client
 
 
 def connect_bell(url: str) -> Callable[[], Any]:

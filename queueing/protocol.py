@@ -229,11 +229,20 @@ class Queue:
         """What is pending for us beyond the entries in ``held``."""
         return self._call("resume", (consumer, owner, wire, len(held), *held, *_flat(streams)), _taken)
 
-    def reclaim(
-        self, consumer: str, owner: str, n: int, lease_ms: int, streams: Iterable[StreamName], *, wire: int
+    def reclaim(  # noqa: PLR0917
+        self,
+        consumer: str,
+        owner: str,
+        n: int,
+        lease_ms: int,
+        held: Sequence[str],
+        streams: Iterable[StreamName],
+        *,
+        wire: int,
     ) -> Call[Taken]:
-        """Take over up to n deliveries of others that have been idle for the lease."""
-        return self._call("reclaim", (consumer, owner, wire, n, lease_ms, *_flat(streams)), _taken)
+        """Take over up to n deliveries idle for the lease: of others, and our own beyond the entries in ``held``."""
+        args = (consumer, owner, wire, n, lease_ms, len(held), *held, *_flat(streams))
+        return self._call("reclaim", args, _taken)
 
     def renew(self, consumer: str, deliveries: Sequence[Delivery]) -> Call[tuple[str, ...]]:
         """For each delivery: "ok", "lost", or the final state that its job has come to."""

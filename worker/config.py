@@ -24,6 +24,12 @@ class LeaseConfig:
         return min(MAX_BEAT_S, self.lease_s / 3)
 
     @property
+    def reconnect_s(self) -> float:
+        """Seconds between two looks for a server that is away, at most. Others wait one lease after its return before
+        they take over what we hold: by then we must have found it too, and have renewed."""
+        return self.lease_s / 3
+
+    @property
     def renew_s(self) -> float:
         """A third of the lease: two renewals may be lost before it lapses."""
         return self.lease_s / 3

@@ -72,7 +72,7 @@ class Daemon:
         self._config = config
         self._queue = Queue(Keys(config.queue))
         self._version = package_version()
-        self._link = Link(config.redis_url)
+        self._link = Link(config.redis_url, pause_cap_s=config.lease.reconnect_s)
         self._ledger = Ledger()
         self._keeper = EngineKeeper(config.engine, self)
         self._governor = Governor(config.thresholds, max_items=config.batch.max_items)

@@ -84,10 +84,22 @@ class JobFlow:
         self._on_deadline = on_deadline
 
     def accept(self, delivery: Delivery) -> None:
-        """Begin with a delivery. One whose job we hold already (our lease had lapsed) only renews the attempt."""
+        """Begin with a delivery. One whose job we hold already (our lease had lapsed) only renews the attempt.
+
+        Where the job is on its way out of our hands, its outcome belongs to the old attempt: the new delivery
+        waits for that, and is then begun with. It must not be dropped: nobody would renew it, and nobody else could
+        take it before the lease lapses.
+        """
         held = self._parts.ledger.get(delivery.job_id)
         if held is not None:
-            held.delivery = delivery
+            newest = held.successor or held.delivery
+            # Two replies may overtake each other: a take's, and that of the resume that found its entries pending.
+            if delivery.attempt <= newest.attempt:
+                return
+            if held.stage == "settling" or held.abandon is not None:
+                held.successor = delivery
+            else:
+                held.delivery = delivery
             return
         held = HeldJob(delivery, time.monotonic())
         self._parts.ledger.add(held)
@@ -97,28 +109,39 @@ class JobFlow:
         """Stop working on a job; what "handback" means is written, everything else has been already."""
         if held.stage != "settling" and held.abandon is None and held.task is not None:
             held.abandon = why
-            held.task.cancel()
+            # A task cancelled before its first step never runs, and what it holds would be held for ever.
+            if held.begun:
+                held.task.cancel()
 
     async def _run(self, held: HeldJob) -> None:
+        held.begun = True
+        outcome = await self._outcome(held) if held.abandon is None else given_up(held.abandon)
+        held.stage = "settling"
+        max_attempts = held.job.max_attempts if held.job is not None else 1
+        written = False
         try:
-            outcome = await self._attempt(held)
+            await self._parts.settler.write(held.delivery, outcome, max_attempts)
+            written = True
+        finally:
+            self._parts.ledger.remove(held)
+            # Not where we are being torn down; and before anybody hears that nothing is held any more.
+            if written and held.successor is not None:
+                self.accept(held.successor)
+            self._on_settled()
+
+    async def _outcome(self, held: HeldJob) -> Outcome:
+        try:
+            return await self._attempt(held)
         except asyncio.CancelledError:
             if held.abandon is None:
                 raise
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
-            outcome = HandBack() if held.abandon == "handback" else Dropped(held.abandon)
+            return given_up(held.abandon)
         except Exception as exc:
             log.exception("job failed by our own fault", extra={"job": held.delivery.job_id})
-            outcome = Retry(internal_error(exc))
-        held.stage = "settling"
-        max_attempts = held.job.max_attempts if held.job is not None else 1
-        try:
-            await self._parts.settler.write(held.delivery, outcome, max_attempts)
-        finally:
-            self._parts.ledger.remove(held)
-            self._on_settled()
+            return Retry(internal_error(exc))
 
     async def _attempt(self, held: HeldJob) -> Outcome:
         try:
@@ -271,6 +294,11 @@ class JobFlow:
             return Retry(error, alone=True, crashed=True, counted=False)
         message = f"the job crashed the engine {delivery.crashes + 1} times while it ran alone"
         return Dead(ErrorInfo(code="poison", message=message))
+
+
+def given_up(why: str) -> Outcome:
+    """What becomes of a job that was abandoned: see :attr:`HeldJob.abandon`."""
+    return HandBack() if why == "handback" else Dropped(why)
 
 
 def decode_options(job: Job) -> DecodeOptions:

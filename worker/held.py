@@ -27,6 +27,8 @@ class HeldJob:
     accepted_at: float
     job: Job | None = None
     task: asyncio.Task[None] | None = None
+    begun: bool = False
+    """Whether the task has taken its first step."""
     stage: str = "media"
     """ "media", "waiting", "engine" or "settling"."""
     results: dict[str, ChunkDone] = field(default_factory=dict)
@@ -37,6 +39,8 @@ class HeldJob:
     text_at: float | None = None
     abandon: str | None = None
     """Why the work is to be dropped: a final state, "lost", "handback"."""
+    successor: Delivery | None = None
+    """A newer delivery of the job that came while this one was on its way out of our hands."""
 
     @property
     def started(self) -> bool:
@@ -104,7 +108,8 @@ class Ledger:
 
     @property
     def entries(self) -> list[str]:
-        return [held.delivery.entry for held in self._jobs.values()]
+        both = ((held.delivery, held.successor) for held in self._jobs.values())
+        return [delivery.entry for pair in both for delivery in pair if delivery is not None]
 
     @property
     def deliveries(self) -> list[Delivery]:

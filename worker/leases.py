@@ -70,9 +70,11 @@ class Leases:
         held = list(self._ledger)
         if not held or not self._progressing():
             return
-        words = await self._link.run(self._queue.renew(self._me.consumer, [one.delivery for one in held]))
-        for one, word in zip(held, words, strict=True):
-            if word != "ok":
+        asked = [one.delivery for one in held]
+        words = await self._link.run(self._queue.renew(self._me.consumer, asked))
+        for one, delivery, word in zip(held, asked, words, strict=True):
+            # A newer attempt of the same job may have come into our hands meanwhile: nothing was said about that.
+            if word != "ok" and one.delivery is delivery:
                 self._on_lost(one, word)
 
     async def resume(self) -> None:
@@ -99,6 +101,7 @@ class Leases:
                 self._me.owner,
                 credits_left,
                 int(self._config.lease_s * 1000),
+                self._ledger.entries,
                 self._streams(),
                 wire=self._wire,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -38,8 +39,11 @@ class Link:
     our own pending deliveries are read before anything else happens.
     """
 
-    def __init__(self, url: str, *, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, url: str, *, pause_cap_s: float = BACKOFF_CAP_S, rng: random.Random | None = None
+    ) -> None:
         self.redis = connect_async(url)
+        self._pause_cap_s = min(BACKOFF_CAP_S, pause_cap_s)
         self.on_return: Callable[[], Awaitable[None]] | None = None
         self._up = asyncio.Event()
         self._down = asyncio.Event()
@@ -47,6 +51,7 @@ class Link:
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._pause = BACKOFF_FIRST_S
         self._noticed = False
+        self._returns = 0
         self.up_since = -math.inf
         """Monotonic seconds of the last return."""
         self.outages = 0
@@ -61,10 +66,13 @@ class Link:
 
     async def run(self, call: Call[T]) -> T:
         """Run a call. Raises LinkDown where Redis did not answer it as it should."""
+        returns = self._returns
         try:
             return await arun(self.redis, call)
         except (RedisError, OSError) as exc:
-            self._mark_down(exc)
+            # What was sent before the last return died with the old line, and says nothing about the new one.
+            if returns == self._returns:
+                self._mark_down(exc)
             raise LinkDown(self.last_error) from exc
 
     async def insist(self, call: Call[T]) -> T:
@@ -100,8 +108,10 @@ class Link:
         # A server that answers PING but refuses the commands is not back: pauses go on growing over such returns.
         flapped = time.monotonic() - self.up_since < FLAP_S
         pause = self._pause if flapped else BACKOFF_FIRST_S
+        flap_pause = pause
         if flapped:
             await asyncio.sleep(pause)
+        await self._drop_connections()
         while True:
             # Cleared first: a failure during the return sets it again.
             self._down.clear()
@@ -114,12 +124,20 @@ class Link:
             if not self._down.is_set():
                 break
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            pause = min(BACKOFF_CAP_S, pause * 2)
-        self._pause = min(BACKOFF_CAP_S, pause * 2)
+            pause = min(self._pause_cap_s, pause * 2)
+        # Of returns that did not last, not of the outage: a server that was away for long and is back is back.
+        self._pause = min(self._pause_cap_s, flap_pause * 2)
         self.up_since = time.monotonic()
+        self._returns += 1
         self._up.set()
         self._noticed = False
         log.info("redis is there", extra={"outages": self.outages})
+
+    async def _drop_connections(self) -> None:
+        """Trust none of the old ones: each idle one that the server has closed, or that is dead without a word, would
+        fail once more after the return, and what still waits on one may wait for the whole time-out."""
+        with contextlib.suppress(RedisError, OSError):
+            await self.redis.connection_pool.disconnect(inuse_connections=True)
 
     async def close(self) -> None:
         await self.redis.aclose()

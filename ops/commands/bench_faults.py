@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     help="For which jobs are submitted and faults strike.",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed makes the same script.")
-@click.option("--faults", type=click.IntRange(min=0), default=120, show_default=True)
+@click.option("--faults", type=click.IntRange(min=0), default=130, show_default=True)
 @click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True)
 @click.option("--lease", type=click.FloatRange(min=0.3), default=1.0, show_default=True, help="Seconds.")
 @click.option("--quiet", type=click.FloatRange(min=1), default=20.0, hidden=True)

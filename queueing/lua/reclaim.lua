@@ -1,18 +1,22 @@
--- Take over deliveries of others whose lease has lapsed, and remove consumers that are dead and hold nothing.
--- ARGV: consumer, owner, wire, n, lease in milliseconds, then model, lane, ...
+-- Take over deliveries whose lease has lapsed, and remove consumers that are dead and hold nothing. Of others; and of our
+-- own where we do not hold them: a take that a dying line carried out late, after we had read what was pending for us.
+-- ARGV: consumer, owner, wire, n, lease in milliseconds, number of held entries, those entries, then model, lane, ...
 local consumer, owner, wire, n, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local held_count = tonumber(ARGV[6])
+local held = {}
+for i = 7, 6 + held_count do held[ARGV[i]] = true end
 local out, got = {}, 0
-for i = 6, #ARGV, 2 do
+for i = 7 + held_count, #ARGV, 2 do
   local stream = stream_key(ARGV[i], ARGV[i + 1])
   ensure_group(stream)
   local start = '-'
-  -- XAUTOCLAIM would take our own as well: a new attempt of what is running here, renewed although it may hang.
+  -- XAUTOCLAIM would take what we hold as well: a new attempt of what is running here, renewed although it may hang.
   while got < n do
     local lapsed = redis.call('XPENDING', stream, GROUP, 'IDLE', lease, start, '+', 100)
     for _, item in ipairs(lapsed) do
       local entry, holder = item[1], item[2]
       start = '(' .. entry
-      if holder ~= consumer and got < n then
+      if (holder ~= consumer or not held[entry]) and got < n then
         local claimed = redis.call('XCLAIM', stream, GROUP, consumer, lease, entry)
         -- Claiming an entry that is not in the stream any more removes it from the pending list and returns nothing.
         if #claimed == 0 or not claimed[1] then claimed = { { entry, false } } end

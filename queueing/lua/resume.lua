@@ -8,21 +8,21 @@ local out = {}
 for i = 5 + held_count, #ARGV, 2 do
   local stream = stream_key(ARGV[i], ARGV[i + 1])
   ensure_group(stream)
-  local cursor = '0'
+  local start = '-'
   while true do
-    local read = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 100, 'STREAMS', stream, cursor)
-    local entries = read and read[1][2] or {}
-    if #entries == 0 then break end
-    local mine = {}
-    for _, item in ipairs(entries) do
-      cursor = item[1]
-      if not held[item[1]] then
-        -- Reading one's own pending entries again does not renew the lease on them.
-        redis.call('XCLAIM', stream, GROUP, consumer, 0, item[1], 'JUSTID')
-        mine[#mine + 1] = item
+    -- Not XREADGROUP from 0: that renews every lease on the way, those of what we hold and make no progress with too.
+    local mine = redis.call('XPENDING', stream, GROUP, start, '+', 100, consumer)
+    for _, item in ipairs(mine) do
+      local entry = item[1]
+      start = '(' .. entry
+      if not held[entry] then
+        local claimed = redis.call('XCLAIM', stream, GROUP, consumer, 0, entry)
+        -- Claiming an entry that is not in the stream any more removes it from the pending list and returns nothing.
+        if #claimed == 0 or not claimed[1] then claimed = { { entry, false } } end
+        deliver_all(consumer, owner, wire, stream, claimed, out)
       end
     end
-    deliver_all(consumer, owner, wire, stream, mine, out)
+    if #mine < 100 then break end
   end
 end
 return out

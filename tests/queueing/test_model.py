@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -185,7 +185,8 @@ def machine(url: str) -> type[RuleBasedStateMachine]:
 
         def reclaim(self, consumer: str, n: int) -> None:
             theirs = {i for i, job in self.jobs.items() if job.aged and job.holder not in ("", consumer)}
-            got = self.bench.reclaim(consumer, n, LEASE_MS)
+            held = [job.entry for job in self.jobs.values() if job.holder == consumer]
+            got = self.bench.reclaim(consumer, n, LEASE_MS, held)
             assert len(got.deliveries) == min(n, len(theirs))
             for d in got.deliveries:
                 assert d.job_id in theirs
@@ -309,6 +310,7 @@ def test_histories(redis_server: RedisServer, redis_url: str) -> None:
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
+            phases=[Phase.generate],  # shrinking takes minutes; a history of forty steps can be read
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -593,12 +593,21 @@ def test_reclaim_after_the_lease(bench: Bench) -> None:
 
 
 def test_reclaim_leaves_our_own(bench: Bench) -> None:
-    """A worker does not take over from itself: that would be a second attempt of what it runs."""
+    """A worker does not take over what it holds itself: that would be a second attempt of what it runs."""
     bench.add()
     d = bench.one("w2")
     bench.age(d, "w2")
-    assert bench.reclaim("w2").deliveries == ()
+    assert bench.reclaim("w2", held=[d.entry]).deliveries == ()
     assert [x.attempt for x in bench.reclaim("w3").deliveries] == [2]
+
+
+def test_reclaim_takes_our_own_that_we_do_not_hold(bench: Bench) -> None:
+    """What is pending for a worker that knows nothing of it comes to it after the lease, with nobody else there."""
+    job_id = bench.add()
+    d = bench.one("w2")
+    assert bench.reclaim("w2").deliveries == ()
+    bench.age(d, "w2")
+    assert [(x.job_id, x.attempt) for x in bench.reclaim("w2").deliveries] == [(job_id, 2)]
 
 
 def test_reclaim_is_capped(bench: Bench) -> None:
@@ -653,6 +662,26 @@ def test_resume_renews(bench: Bench) -> None:
     bench.age(bench.one(), "w1")
     assert len(bench.resume().deliveries) == 1
     assert bench.reclaim().deliveries == ()
+
+
+def test_resume_leaves_the_leases_of_what_is_held(bench: Bench) -> None:
+    """Asking for the rest does not renew what a worker holds, nor raise Redis' count of deliveries."""
+    bench.add()
+    d = bench.one()
+    bench.age(d, "w1")
+    assert bench.resume(held=[d.entry]).deliveries == ()
+    (row,) = bench.redis.xpending_range(d.stream, GROUP, "-", "+", 10)
+    assert row["times_delivered"] == 1
+    assert len(bench.reclaim().deliveries) == 1
+
+
+def test_resume_reports_deleted_entries(bench: Bench) -> None:
+    """An entry of ours that was deleted while it was pending is reported as lost."""
+    bench.add()
+    d = bench.one()
+    bench.redis.xdel(d.stream, d.entry)
+    assert bench.resume().lost == ("",)
+    assert bench.pending() == {}
 
 
 def test_resume_drops_what_has_ended(bench: Bench) -> None:

@@ -62,10 +62,11 @@ class Bench:
     def resume(self, consumer: str = "w1", held: Sequence[str] = ()) -> Taken:
         return run(self.redis, self.queue.resume(consumer, consumer, held, STREAMS, wire=WIRE_VERSION))
 
-    def reclaim(self, consumer: str = "w2", n: int = 10, lease_ms: int = 30_000) -> Taken:
-        return run(
-            self.redis, self.queue.reclaim(consumer, consumer, n, lease_ms, STREAMS, wire=WIRE_VERSION)
-        )
+    def reclaim(
+        self, consumer: str = "w2", n: int = 10, lease_ms: int = 30_000, held: Sequence[str] = ()
+    ) -> Taken:
+        call = self.queue.reclaim(consumer, consumer, n, lease_ms, held, STREAMS, wire=WIRE_VERSION)
+        return run(self.redis, call)
 
     def renew(self, *deliveries: Delivery, consumer: str = "w1") -> tuple[str, ...]:
         return run(self.redis, self.queue.renew(consumer, deliveries))

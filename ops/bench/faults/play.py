@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from ops import stack
 from ops.bench.faults.fleet import Place
 from ops.bench.faults.observer import Held, Observer
 from ops.bench.faults.plan import Fault, Kind
@@ -43,7 +44,10 @@ class Struck:
 class Player:
     """One thread. What is done for a while is undone by the same thread, between the faults."""
 
-    def __init__(self, places: list[Place], server: Server, observer: Observer) -> None:
+    def __init__(
+        self, places: list[Place], server: Server, observer: Observer, tell: Callable[[str], None]
+    ) -> None:
+        self._tell = tell
         self._places = places
         self._server = server
         self._observer = observer
@@ -72,6 +76,8 @@ class Player:
         """Start again what has ended by itself."""
         for place in self._places:
             if place.note_death():
+                last = stack.last_lines(place.log)
+                self._tell(f"{place.name} has ended by itself with {place.deaths[-1]}: {last}")
                 self._later(DEATH_PAUSE_S, place.start)
         now = time.monotonic()
         while self._undo and self._undo[0][0] <= now:

@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -45,9 +46,9 @@ class Switchboard:
         """Run on the loop and wait for the end."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
 
-    def line(self, port: int) -> Handle:
-        """A new line to a port of this machine."""
-        line = Line(port)
+    def line(self, server: int | Path) -> Handle:
+        """A new line to a port of this machine, or to a unix socket."""
+        line = Line(server)
         self.call(line.open())
         self._lines.append(line)
         return Handle(self, line)
@@ -124,8 +125,8 @@ class Handle:
 class Line:
     """All of it on the loop's thread."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, server: int | Path) -> None:
+        self._backend = server
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.front_port = 0
@@ -153,7 +154,7 @@ class Line:
         self._writers.add(to_front)
         try:
             await self.flowing.wait()
-            back, to_back = await asyncio.open_connection(LOOPBACK, self._port)
+            back, to_back = await self._connect()
         except OSError:
             self._drop(to_front)
             return
@@ -170,6 +171,11 @@ class Line:
         await asyncio.gather(*pumps, return_exceptions=True)
         self._drop(to_front)
         self._drop(to_back)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._backend, Path):
+            return await asyncio.open_unix_connection(self._backend)
+        return await asyncio.open_connection(LOOPBACK, self._backend)
 
     def _drop(self, writer: asyncio.StreamWriter) -> None:
         self._writers.discard(writer)
