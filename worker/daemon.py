@@ -14,6 +14,7 @@ import json
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from engine.handle import EngineExit
@@ -45,6 +46,7 @@ from worker.keeper import EngineKeeper, describe_exit
 from worker.leases import Leases
 from worker.link import Link, LinkDown
 from worker.media.supervisor import MediaSupervisor
+from worker.media.types import MediaError
 from worker.outbox import Outbox
 from worker.settle import Settler
 from worker.steplog import StepLog
@@ -54,6 +56,9 @@ log = logging.getLogger("decibatch.worker")
 DEVICE_SHARE = 0.75
 """Of the device's memory that the engine may use where no budget is set; the rest is the system's and ours."""
 MIN_BEAT_S = 0.1
+MEDIA_PAUSES_S = (0.2, 1.0)
+"""Pauses before the second and the third try to start the decoders."""
+CANCEL_AGAIN_S = 0.25
 LAST_WORDS_S = 5.0
 """Seconds that writing hand-backs may take at the very end."""
 
@@ -222,14 +227,13 @@ class Daemon:
                 await self._drain()
                 await self._keeper.stop(timeout_s=2.0)
                 await engine
-                for task in jobs:
-                    task.cancel()
+                await cancel_all(jobs)
         finally:
             await control.close()
 
     async def _begin(self) -> None:
         """Warm the decoders, take up what an earlier life left, then take what is new."""
-        await self._media.start()
+        await self._warm_media()
         while True:
             await self._link.wait_up()
             try:
@@ -240,6 +244,18 @@ class Daemon:
         self._link.on_return = self._on_return
         await self._intake.run()
 
+    async def _warm_media(self) -> None:
+        """One that is killed while it starts, by the system's memory killer say, is no reason to end. Raises MediaError
+        where none starts, three times in a row."""
+        for pause_s in MEDIA_PAUSES_S:
+            try:
+                await self._media.start()
+                return
+            except MediaError as exc:
+                log.error("decoders do not start", extra={"error": exc.message})
+                await asyncio.sleep(pause_s)
+        await self._media.start()
+
     async def _on_return(self) -> None:
         await self._leases.renew()
         await self._leases.resume()
@@ -247,11 +263,9 @@ class Daemon:
     async def _drain(self) -> None:
         self._draining = True
         log.info("stopping", extra={"held": len(self._ledger)})
-        self._hand_back(only_unstarted=True)
-        await self._wait_until_empty(self._config.drain_s)
-        self._hand_back(only_unstarted=False)
+        await self._wait_until_empty(self._config.drain_s, only_unstarted=True)
         self._stop_now.clear()
-        await self._wait_until_empty(LAST_WORDS_S)
+        await self._wait_until_empty(LAST_WORDS_S, only_unstarted=False)
         if len(self._ledger):
             log.warning("left to their leases", extra={"held": len(self._ledger)})
 
@@ -260,23 +274,26 @@ class Daemon:
             if not (only_unstarted and held.started):
                 self._flow.abandon(held, "handback")
 
-    async def _wait_until_empty(self, timeout_s: float) -> None:
-        if not len(self._ledger):
-            return
-        self._empty.clear()
-        waits = [asyncio.create_task(event.wait()) for event in (self._empty, self._stop_now)]
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+    async def _wait_until_empty(self, timeout_s: float, *, only_unstarted: bool) -> None:
+        """Hand back, until nothing is held, the time is over, or we are told to stop now."""
+        deadline = time.monotonic() + timeout_s
+        while len(self._ledger) and not self._stop_now.is_set():
+            self._hand_back(only_unstarted=only_unstarted)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            self._empty.clear()
+            waits = [asyncio.create_task(event.wait()) for event in (self._empty, self._stop_now)]
+            await asyncio.wait(
+                waits, timeout=min(left_s, CANCEL_AGAIN_S), return_when=asyncio.FIRST_COMPLETED
+            )
+            for wait in waits:
+                wait.cancel()
 
     async def _tear_down(self) -> None:
         """Whatever happened: no process, no file, no name is left. Each part is safe before its start."""
         await self._keeper.stop(timeout_s=0.5)
-        for held in self._ledger:
-            if held.task is not None:
-                held.task.cancel()
-        tasks = [held.task for held in self._ledger if held.task is not None]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([held.task for held in self._ledger if held.task is not None])
         if hasattr(self, "_media"):
             await self._media.stop()
         if hasattr(self, "_me") and self._link.up and not self._name_lost:
@@ -469,6 +486,20 @@ class Daemon:
         self._outbox.put(held.delivery, "progress", data)
 
 
+async def cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: below Python 3.12 ``asyncio.wait_for`` can swallow a cancellation."""
+    pending: set[asyncio.Task[None]] = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+
+
 def run(config: WorkerConfig) -> int:
     """Run a worker in the foreground until it is told to stop. Returns its exit status."""
-    return asyncio.run(Daemon(config).run())
+    status = 1
+    try:
+        status = asyncio.run(Daemon(config).run())
+    except* MediaError as group:
+        log.error("no decoder can be started", extra={"error": str(group.exceptions[0])})
+    return status

@@ -106,9 +106,12 @@ class JobFlow:
         held.task = asyncio.create_task(self._run(held), name=f"job-{delivery.job_id}")
 
     def abandon(self, held: HeldJob, why: str) -> None:
-        """Stop working on a job; what "handback" means is written, everything else has been already."""
-        if held.stage != "settling" and held.abandon is None and held.task is not None:
-            held.abandon = why
+        """Stop working on a job; what "handback" means is written, everything else has been already.
+
+        Asked again, it cancels again: below Python 3.12 ``asyncio.wait_for`` can swallow a cancellation.
+        """
+        if held.stage != "settling" and held.task is not None:
+            held.abandon = held.abandon or why
             # A task cancelled before its first step never runs, and what it holds would be held for ever.
             if held.begun:
                 held.task.cancel()

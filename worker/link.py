@@ -134,10 +134,10 @@ class Link:
         log.info("redis is there", extra={"outages": self.outages})
 
     async def _drop_connections(self) -> None:
-        """Trust none of the old ones: each idle one that the server has closed, or that is dead without a word, would
-        fail once more after the return, and what still waits on one may wait for the whole time-out."""
+        """Trust none of those that lie idle: each that the server has closed, or that is dead without a word, would
+        fail once more after the return. Those in use are left to their users, who may be in the middle of a write."""
         with contextlib.suppress(RedisError, OSError):
-            await self.redis.connection_pool.disconnect(inuse_connections=True)
+            await self.redis.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
         await self.redis.aclose()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
-    default=100.0,
+    default=80.0,
     show_default=True,
     help="For which jobs are submitted and faults strike.",
 )

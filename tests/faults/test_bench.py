@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import count
+from dataclasses import replace
 
 from ops.bench.faults.fleet import Manner
 from ops.bench.faults.plan import Kind, script
@@ -15,8 +15,8 @@ LEASE_S = 1.0
 
 
 def seed_that_loses_replies_to(name: str, order: Order) -> int:
-    """The first seed by which two replies to that script are lost in the first half."""
-    for seed in count(1):
+    """The first seed by which the replies that are lost are those to that script, and there are two."""
+    for seed in range(1, 1000):
         planned = script(
             seed,
             jobs=order.jobs,
@@ -26,16 +26,15 @@ def seed_that_loses_replies_to(name: str, order: Order) -> int:
             lease_s=LEASE_S,
             clips=1,
         )
-        early = planned.faults[: order.faults // 2]
-        if sum(fault.kind is Kind.REPLY_LOST and fault.script == name for fault in early) >= 2:
+        if [fault.script for fault in planned.faults if fault.kind is Kind.REPLY_LOST] == [name] * 2:
             return seed
-    raise AssertionError
+    raise AssertionError("no such seed")
 
 
 def test_nothing_is_lost_and_nothing_comes_twice() -> None:
     """Over a dozen faults of all kinds every job ends once, with its own text, and nothing stays pending."""
     command = [sys.executable, "-m", "decibatch", "bench", "faults", "--json", "--seed", "5"]
-    sizes = ["--jobs", "150", "--faults", "13", "--seconds", "9", "--workers", "2", "--quiet", "10"]
+    sizes = ["--jobs", "150", "--faults", "13", "--seconds", "8", "--workers", "2", "--quiet", "10"]
     ran = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=150, check=False)
     assert ran.returncode == 0, ran.stderr + ran.stdout
     told = json.loads(ran.stdout)
@@ -47,11 +46,9 @@ def test_nothing_is_lost_and_nothing_comes_twice() -> None:
 
 def test_without_its_fence_results_come_twice() -> None:
     """Over workers whose settle script overwrites what has ended, the observer finds duplicates."""
-    order = Order(
-        jobs=60, faults=8, seconds=5.0, workers=1, quiet_s=8.0, manner=Manner(LEASE_S, fenced=False)
-    )
-    seed = seed_that_loses_replies_to("settle", order)
-    told = run(Order(seed, order.jobs, order.faults, order.seconds, 1, order.quiet_s, order.manner))
+    manner = Manner(LEASE_S, fenced=False)
+    order = Order(jobs=80, faults=13, seconds=6.0, workers=2, quiet_s=8.0, manner=manner)
+    told = run(replace(order, seed=seed_that_loses_replies_to("settle", order)))
     assert told.duplicated > 0
     assert not told.sound
 
@@ -59,7 +56,7 @@ def test_without_its_fence_results_come_twice() -> None:
 def test_without_recovery_jobs_are_lost() -> None:
     """Where nobody takes up what a killed worker held, the observer finds it missing."""
     manner = Manner(LEASE_S, recovers=False)
-    told = run(Order(seed=2, jobs=60, faults=8, seconds=5.0, workers=1, quiet_s=4.0, manner=manner))
+    told = run(Order(seed=2, jobs=60, faults=8, seconds=5.0, workers=2, quiet_s=4.0, manner=manner))
     assert told.lost > 0
     assert told.pending_left == told.lost
     assert not told.sound

@@ -156,10 +156,10 @@ def test_another_worker_takes_over_after_the_lease(
     start_worker: StartWorker, client: Client, clip: Path
 ) -> None:
     """A killed worker's job is finished by another one once its lease has lapsed."""
-    start_worker("w2", lease_s=1).wait_ready()
-    first = start_worker("w1", fake=SLOW, lease_s=1, credits=1).wait_ready()
+    first = start_worker("w1", fake=SLOW, lease_s=1, credits=1)
     jobs = client.submit_many([clip] * 2)
-    wait_until(lambda: first.health().get("running"), "w1 runs a job")
+    wait_in_engine(first)
+    start_worker("w2", lease_s=1).wait_ready()
     first.signal(signal.SIGKILL)
     results = [client.result(job, timeout=30) for job in jobs]
     assert {result.worker for result in results} == {"w2"}
@@ -231,6 +231,27 @@ def test_an_engine_that_is_killed_is_started_again(
     psutil.Process(worker.engine_pid()).kill()
     assert client.result(job, timeout=60).attempt == 2
     assert worker.process.poll() is None
+
+
+def test_a_decoder_that_is_killed_while_it_starts_is_started_again(
+    start_worker: StartWorker, client: Client, clip: Path
+) -> None:
+    """SIGKILL of a decoder during the warm-up does not end the worker."""
+    worker = start_worker()
+
+    def starting() -> list[psutil.Process]:
+        return [child for child in worker.children() if "worker.media" in cmdline(child)]
+
+    wait_until(starting, "a decoder starts")[0].kill()
+    assert client.result(client.submit(clip), timeout=60).text
+    assert worker.process.poll() is None
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_an_engine_that_keeps_dying_makes_the_worker_unready(start_worker: StartWorker) -> None:

@@ -58,7 +58,7 @@ class Fault:
     """Seconds after the start."""
     kind: Kind
     worker: int
-    """Whom it strikes, from 0; without meaning where it strikes the server."""
+    """Whom it strikes, from 0, or the next one that has work; without meaning where it strikes the server."""
     hold_s: float = 0.0
     script: str = ""
     """Whose reply is lost."""

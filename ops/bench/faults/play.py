@@ -54,6 +54,8 @@ class Player:
         self._undo: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._pause = threading.Event()
+        self.behind_s = 0.0
+        """By how much the script is late: jobs come that much later too, so that there is work to the end."""
         self.struck: list[Struck] = []
         self.missed: list[Fault] = []
         """Faults for which nothing was under way in time."""
@@ -61,7 +63,8 @@ class Player:
     def play(self, faults: tuple[Fault, ...], began: float) -> None:
         """All faults in order, late rather than never; then everything is made whole."""
         for fault in faults:
-            self._go_on_until(began + fault.at_s)
+            self._go_on_until(began + fault.at_s + self.behind_s)
+            self.behind_s = max(self.behind_s, time.monotonic() - began - fault.at_s)
             if not self._strike(fault):
                 self.missed.append(fault)
         self.make_whole()
@@ -98,12 +101,12 @@ class Player:
 
     def _strike(self, fault: Fault) -> bool:
         """False where nothing was under way, or where it came too late for what was."""
-        place = self._places[fault.worker]
         until = time.monotonic() + AIM_S
-        while not (held := self._aim(fault, place)):
+        while (aimed := self._aim(fault)) is None:
             if time.monotonic() > until:
                 return False
             self._go_on_until(time.monotonic() + TICK_S)
+        place, held = aimed
         at_ms = int(time.time() * 1000)
         if not self._act(fault, place):
             return False
@@ -113,12 +116,18 @@ class Player:
             self.struck.append(Struck(fault, at_ms, held))
         return bool(held)
 
-    def _aim(self, fault: Fault, place: Place) -> tuple[Held, ...]:
-        if fault.kind in STRIKES_SERVER:
-            return self._observer.in_flight()
-        if place.stopped or place.dead_line or not place.alive:
-            return ()
-        return self._observer.in_flight(place.name)
+    def _aim(self, fault: Fault) -> tuple[Place, tuple[Held, ...]] | None:
+        """Whom to strike, and what it holds; None where nobody has anything."""
+        for place in (*self._places[fault.worker :], *self._places[: fault.worker]):
+            if fault.kind in STRIKES_SERVER:
+                held = self._observer.in_flight()
+            elif place.stopped or place.dead_line or not place.alive:
+                continue
+            else:
+                held = self._observer.in_flight(place.name)
+            if held:
+                return place, held
+        return None
 
     def _act(self, fault: Fault, place: Place) -> bool:
         match fault.kind:

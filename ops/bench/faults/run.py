@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -43,7 +44,7 @@ class Order:
     seed: int = 1
     jobs: int = 2000
     faults: int = 130
-    seconds: float = 100.0
+    seconds: float = 80.0
     """For which jobs are submitted and faults strike."""
     workers: int = 3
     quiet_s: float = 20.0
@@ -80,7 +81,8 @@ def run(order: Order, tell: Callable[[str], None] = lambda sentence: None) -> Re
             lease_s=order.manner.lease_s,
             clips=len(clips),
         )
-        with submitting(script.submissions, clips, server.url, observer) as submitted:
+        feed = Feed(script.submissions, clips, server.url, observer, lambda: player.behind_s)
+        with submitting(feed) as submitted:
             player.play(script.faults, time.monotonic())
             submitted()
         tell(f"{len(player.struck)} faults have struck; waiting for {observer.open} jobs")
@@ -139,17 +141,26 @@ def wait_until_quiet(observer: Observer, player: Player, quiet_s: float) -> None
         pause.wait(LOOK_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What is submitted, and how."""
+
+    submissions: tuple[plan.Submission, ...]
+    clips: list[Path]
+    url: str
+    observer: Observer
+    behind_s: Callable[[], float]
+
+
 @contextmanager
-def submitting(
-    submissions: tuple[plan.Submission, ...], clips: list[Path], url: str, observer: Observer
-) -> Iterator[Callable[[], None]]:
+def submitting(feed: Feed) -> Iterator[Callable[[], None]]:
     """Submit beside the block; what it gives waits until all are submitted. Raises Trouble there."""
     stop = threading.Event()
     trouble: list[BaseException] = []
 
     def work() -> None:
         try:
-            submit_all(submissions, clips, url, observer, stop)
+            submit_all(feed, stop)
         except Exception as exc:
             trouble.append(exc)
 
@@ -168,39 +179,38 @@ def submitting(
         thread.join(SUBMIT_S)
 
 
-def submit_all(
-    submissions: tuple[plan.Submission, ...],
-    clips: list[Path],
-    url: str,
-    observer: Observer,
-    stop: threading.Event,
-) -> None:
-    """Each at its time, straight to the server; again under the same id where the answer did not come."""
-    queue = Queue(Keys(stack.QUEUE))
+def submit_all(feed: Feed, stop: threading.Event) -> None:
+    """Each at its time, straight to the server."""
     began = time.monotonic()
-    with connect(url) as redis:
-        for one in submissions:
-            if stop.wait(max(0.0, began + one.at_s - time.monotonic())):
-                return
+    with connect(feed.url) as redis:
+        for one in feed.submissions:
+            while (left := began + one.at_s + feed.behind_s() - time.monotonic()) > 0:
+                if stop.wait(min(left, LOOK_S)):
+                    return
             job = TranscribeJob(
                 id=new_job_id(),
                 model=MODEL,
                 lane=one.lane,
                 tenant=one.tenant,
-                input=PathInput(path=str(clips[one.clip])),
+                input=PathInput(path=str(feed.clips[one.clip])),
             )
-            call = queue.submit(job, admission=Admission())
-            until = time.monotonic() + SUBMIT_S
-            while True:
-                try:
-                    answer = run_call(redis, call)
-                    break
-                except (RedisError, OSError):
-                    if time.monotonic() > until or stop.wait(LOOK_S):
-                        raise
-            if answer.verdict not in ("ok", "exists"):
-                raise Trouble(f"a job was answered with {answer.verdict}")
-            observer.expect(job.id, one.clip)
+            submit(redis, job, stop)
+            feed.observer.expect(job.id, one.clip)
+
+
+def submit(redis: Any, job: TranscribeJob, stop: threading.Event) -> None:
+    """Under the same id again where the answer did not come. Raises Trouble, RedisError."""
+    call = Queue(Keys(stack.QUEUE)).submit(job, admission=Admission())
+    until = time.monotonic() + SUBMIT_S
+    while True:
+        try:
+            answer = run_call(redis, call)
+            break
+        except (RedisError, OSError):
+            if time.monotonic() > until or stop.wait(LOOK_S):
+                raise
+    if answer.verdict not in ("ok", "exists"):
+        raise Trouble(f"a job was answered with {answer.verdict}")
 
 
 def count(

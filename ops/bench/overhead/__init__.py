@@ -1,0 +1,1 @@
+"""``decibatch bench overhead``: what a queue costs when the work costs nothing, against others."""
