@@ -140,7 +140,8 @@ class FakeSession:
         return _plan("decode", self.running) if self.running else None
 
     def step(self) -> None:
-        time.sleep(self._config.step_s)
+        if self._config.step_s:
+            time.sleep(self._config.step_s)
         if self._config.crash_after is not None and self._answered >= self._config.crash_after:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._arriving:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from engine import wire
 from engine.config import EngineConfig
 from engine.loop import Backend, EngineBroken, Loop
-from engine.protocol import Command, Event, Ready, Sample
+from engine.protocol import ChunkDone, ChunkFailed, Command, Event, Ready, Sample, StepDone
 
 EXIT_ORPHAN = 3
 """The worker is gone."""
@@ -36,19 +36,39 @@ def log(event: str, **facts: Any) -> None:
     sys.stderr.flush()
 
 
+HELD = (StepDone, ChunkDone, ChunkFailed)
+"""Events that are sent together with the next one, which is never far: each send wakes the worker."""
+
+
 class Channel:
     """The engine's end of the socket. Frames may be sent from any thread, whole and in turn."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self._frames = bytearray()
+        self._answers = False
+        """Whether an answer is among the frames that are held."""
 
     def send(self, event: Event) -> None:
-        """Send an event; waits while the worker reads nothing."""
+        """Send an event, after those that are held; waits while the worker reads nothing. See :data:`HELD`."""
         frame = wire.encode_message(event)
+        with self._lock:
+            self._frames += frame
+            self._answers = self._answers or isinstance(event, ChunkDone | ChunkFailed)
+            if not isinstance(event, HELD):
+                self._flush()
+
+    def flush(self) -> None:
+        """Send the answers that are held: the next step may take long. A record of a step waits for that step."""
+        with self._lock:
+            if self._answers:
+                self._flush()
+
+    def _flush(self) -> None:
+        frames, self._frames, self._answers = self._frames, bytearray(), False
         try:
-            with self._lock:
-                self._connection.sendall(frame)
+            self._connection.sendall(frames)
         except OSError:
             os._exit(EXIT_ORPHAN)
 
@@ -90,7 +110,7 @@ def run(handle: int, start: Callable[[EngineConfig], tuple[Backend, Ready]]) -> 
     sampler = _Sampler(config, loop, backend, channel.send)
     threading.Thread(target=sampler.run, name="sampler", daemon=True).start()
     try:
-        _serve(loop, inbox)
+        _serve(loop, inbox, channel.flush)
     except EngineBroken as exc:
         log("engine_broken", message=str(exc))
         return EXIT_BROKEN
@@ -105,15 +125,17 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _serve(loop: Loop, inbox: queue.SimpleQueue[wire.Message]) -> None:
+def _serve(loop: Loop, inbox: queue.SimpleQueue[wire.Message], flush: Callable[[], None]) -> None:
     while not loop.stopping:
         # Everything that has arrived is obeyed before the next step, so that a cancellation never waits for two.
         while not inbox.empty() or not (loop.busy or loop.stopping):
             message = inbox.get()
             if isinstance(message, Command):
                 loop.obey(message)
+                flush()
         if loop.busy and not loop.stopping:
             loop.turn()
+            flush()
 
 
 class _Sampler:

@@ -1,8 +1,10 @@
 """How much time the encoder is given for a chunk, and how many tokens the decoder. No MLX here.
 
-Whisper always encodes 30 s. Encoding only the chunk and five seconds of silence gives the same text at a
-fraction of the cost (attention grows with the square of the length); with two seconds of silence some
-clips loop. The window depends on the chunk's duration alone, never on its neighbours in a batch.
+Whisper always encodes 30 s. Encoding only the chunk and some seconds behind it gives nearly the same text at a
+fraction of the cost (attention grows with the square of the length). How many seconds, was measured with tiny.en over
+55 stretches of real speech, 2.5 to 10 s each, by the words that differ from those of a 30 s window: 11 of 679 with two
+or three seconds, 10 with five, 6 with eight, 3 with twelve; with two, some clips loop. The window depends on the
+chunk's duration alone, never on its neighbours in a batch.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ FRAMES_PER_SECOND = 50
 MAX_WINDOW_S = 30.0
 """Length of the windows that Whisper was trained on (Whisper paper, section 2.1)."""
 
-MARGIN_S = 5.0
-"""Silence after the chunk that a window holds at least, except where 30 s cut it."""
+MARGIN_S = 12.0
+"""Padding after the chunk that a window holds at least, except where 30 s cut it."""
 
 BUCKET_FRAMES = (320, 400, 512, 640, 800, 1008, 1248, 1500)
 """Encoder frames of each window: multiples of 16 a quarter apart, then 30 s."""

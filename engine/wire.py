@@ -12,8 +12,10 @@ import math
 import struct
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from functools import cache
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from engine import protocol
 from engine.config import EngineConfig
@@ -95,55 +97,100 @@ def _refuse_constant(name: str) -> float:
     raise WireError(f"the frame holds {name}")
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def _to_json(value: Any) -> Any:
-    match value:
-        case tuple() | list():
-            return [_to_json(item) for item in value]
-        case dict():
-            return {str(key): _to_json(item) for key, item in value.items()}
-        case _ if is_dataclass(value):
-            return {
-                name: _to_json(getattr(value, name))
-                for name, _ in _hints(typing.cast("type[Any]", type(value)))
-            }
-        case _:
-            return value
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind in (tuple, list):
+        return [_to_json(item) for item in value]
+    if kind is dict:
+        return {str(key): _to_json(item) for key, item in value.items()}
+    if is_dataclass(kind):
+        return {name: _to_json(getattr(value, name)) for name, _ in _hints(kind)}
+    return value
 
 
-_HINTS: dict[type[Any], tuple[tuple[str, Any], ...]] = {}
-
-
-def _hints(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+@cache
+def _hints(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Names and types of a dataclass's fields."""
-    if kind not in _HINTS:
-        hints = typing.get_type_hints(kind)
-        _HINTS[kind] = tuple((f.name, hints[f.name]) for f in fields(kind))
-    return _HINTS[kind]
+    hints = typing.get_type_hints(kind)
+    return tuple((f.name, hints[f.name]) for f in fields(kind))
+
+
+class _Misfit(Exception):
+    """A value that is not what a field holds; ``where`` grows on the way out."""
+
+    def __init__(self, where: str, what: str = "a value of the wrong type") -> None:
+        super().__init__(what)
+        self.where = where
+        self.what = what
+
+
+Reader = Callable[[Any], Any]
 
 
 def _build(kind: type[Any], body: dict[str, Any], where: str) -> Any:
-    hints = _hints(kind)
-    if body.keys() != {name for name, _ in hints}:
-        raise WireError(f"{where}: the fields are not those of {kind.__name__}")
-    return kind(**{name: _read(hint, body[name], f"{where}.{name}") for name, hint in hints})
+    try:
+        return _reader(kind)(body)
+    except _Misfit as exc:
+        raise WireError(f"{where}{exc.where}: {exc.what}") from None
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 - one line for each kind of field
+@cache
+def _reader(hint: Any) -> Reader:  # noqa: PLR0911 - one for each kind of field
+    """What turns a JSON value into one of that type, or raises _Misfit. Types are looked at once, not at each frame."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        return _read(next(arg for arg in args if arg is not type(None)), value, where)
-    if origin is Literal and value in args:
-        return value
-    if origin is tuple and isinstance(value, list):
-        return tuple(_read(args[0], item, where) for item in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: _read(args[1], item, where) for key, item in value.items()}
-    if is_dataclass(hint) and isinstance(value, dict):
-        return _build(typing.cast("type[Any]", hint), value, where)
-    if hint is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if hint in (str, int, bool) and type(value) is hint:
-        return value
-    raise WireError(f"{where}: a value of the wrong type")
+        optional = type(None) in args
+        inner = _reader(next(arg for arg in args if arg is not type(None)))
+        return lambda value: None if value is None and optional else inner(value)
+    if origin is Literal:
+        return lambda value: value if value in args else _misfit()
+    if origin is tuple:
+        each = _reader(args[0])
+        return lambda value: tuple([each(item) for item in value]) if isinstance(value, list) else _misfit()
+    if origin is dict:
+        member = _reader(args[1])
+        return lambda value: (
+            {key: member(item) for key, item in value.items()} if isinstance(value, dict) else _misfit()
+        )
+    if is_dataclass(hint):
+        return _dataclass_reader(typing.cast("type[Any]", hint))
+    if hint is float:
+        return _read_float
+    if hint in (str, int, bool):
+        return lambda value: value if type(value) is hint else _misfit()
+    return lambda value: _misfit()
+
+
+def _dataclass_reader(kind: type[Any]) -> Reader:
+    readers = [(name, _reader(hint)) for name, hint in _hints(kind)]
+    names = {name for name, _ in readers}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _Misfit("")
+        if value.keys() != names:
+            raise _Misfit("", f"the fields are not those of {kind.__name__}")
+        read_fields = {}
+        for name, reader in readers:
+            try:
+                read_fields[name] = reader(value[name])
+            except _Misfit as exc:
+                raise _Misfit(f".{name}{exc.where}", exc.what) from None
+        return kind(**read_fields)
+
+    return read
+
+
+def _read_float(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise _Misfit("")
+    return float(value)
+
+
+def _misfit() -> NoReturn:
+    raise _Misfit("")

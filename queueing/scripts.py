@@ -7,7 +7,7 @@ connection they have (:func:`run`, :func:`arun`), so that one core serves sync a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -76,3 +76,35 @@ async def arun(redis: Any, call: Call[T]) -> T:
     except NoScriptError:
         reply = await server.eval(call.script.source, 1, call.root, *call.args)
     return call.parse(reply)
+
+
+async def arun_all(redis: Any, calls: Sequence[Call[Any]]) -> list[Any]:
+    """Run calls over a ``redis.asyncio.Redis`` in one round trip; each is on its own.
+
+    Returns for each what :func:`arun` would return, or the exception that it would raise. Raises only where the
+    round trip as a whole failed: then any of them may have been carried out or not.
+    """
+    from redis.exceptions import NoScriptError
+
+    async with redis.pipeline(transaction=False) as pipe:
+        for call in calls:
+            pipe.evalsha(call.script.sha, 1, call.root, *call.args)
+        replies = await pipe.execute(raise_on_error=False)
+    answers: list[Any] = []
+    for call, reply in zip(calls, replies, strict=True):
+        match reply:
+            case NoScriptError():
+                # Refused, so not carried out: it is given the source.
+                answers.append(await _answer(redis, call))
+            case Exception():
+                answers.append(reply)
+            case _:
+                answers.append(call.parse(reply))
+    return answers
+
+
+async def _answer(redis: Any, call: Call[Any]) -> Any:
+    try:
+        return await arun(redis, call)
+    except Exception as exc:
+        return exc

@@ -16,6 +16,9 @@ from queueing.job import LANES, Lane
 LANE_RANK: dict[str, int] = {lane.value: rank for rank, lane in enumerate(LANES)}
 
 
+PADDED_S = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """Bounds on a batch. Items and seconds after D1 and D2 of the requirements (R2)."""
@@ -52,12 +55,13 @@ class Plan:
 
 
 def default_window_s(memory_bytes: int, n_audio_state: int) -> float:
-    """Padded seconds that a batch may hold: 30 s for a 16 GB machine (D2) and the widest Whisper (1280).
+    """Padded seconds that a batch may hold: 60 s for a 16 GB machine and the widest Whisper (1280).
 
+    D2 allows 30 s of audio; a window is padded to about twice the length of a short clip.
     Activations grow with the width of the encoder, so a narrower model may have proportionally more.
     """
     width = n_audio_state or 1280
-    return max(30.0, 30.0 * (memory_bytes / (16 * 1024**3)) * (1280 / width))
+    return max(PADDED_S, PADDED_S * (memory_bytes / (16 * 1024**3)) * (1280 / width))
 
 
 def priority(chunk: WaitingChunk, now: float, aging_s: float) -> tuple[float, float]:

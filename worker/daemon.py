@@ -202,6 +202,7 @@ class Daemon:
             credits_left=self._credits_left,
             streams=self._streams,
             on_taken=self._accept,
+            plenty=lambda: 2 * len(self._ledger) >= config.credits,
         )
 
     async def _work(self) -> None:
@@ -387,7 +388,7 @@ class Daemon:
         self._changed.set()
         if not len(self._ledger):
             self._empty.set()
-        self._intake.poke()
+        self._intake.credits_back()
         self._dispatcher.poke()
 
     def _note_cancel(self, job_id: str) -> None:

@@ -120,6 +120,7 @@ class JobFlow:
         held.begun = True
         outcome = await self._outcome(held) if held.abandon is None else given_up(held.abandon)
         held.stage = "settling"
+        self._parts.outbox.withdraw(held.delivery)
         max_attempts = held.job.max_attempts if held.job is not None else 1
         written = False
         try:
@@ -319,12 +320,13 @@ def decode_options(job: Job) -> DecodeOptions:
 
 
 def media_outcome(exc: MediaError, delivery: Delivery) -> Outcome:
-    """A second death of a media process over the same input is its own fault, and final."""
-    final = not exc.retryable or (exc.code == "media_crashed" and delivery.tries >= 1)
+    """A media process has one input at a time: that it died over it twice is the input's fault, and final."""
+    crashed = exc.code == "media_crashed"
+    final = not exc.retryable or (crashed and delivery.crashes >= 1)
     error = ErrorInfo(code=exc.code, message=exc.message, retryable=not final)
     if exc.code == "media_stopped":
         return HandBack()
-    return Failed(error) if final else Retry(error)
+    return Failed(error) if final else Retry(error, crashed=crashed, counted=not crashed)
 
 
 def timings(held: HeldJob, now: float) -> Timings:

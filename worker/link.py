@@ -9,18 +9,20 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
 from queueing.connect import connect_async
-from queueing.scripts import Call, arun
+from queueing.scripts import Call, arun, arun_all
 
 T = TypeVar("T")
 log = logging.getLogger("decibatch.link")
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_CAP_S = 5.0
+TOGETHER = 64
+"""Calls in one round trip at most, so that no other client of the server waits long behind them."""
 FLAP_S = 2.0
 """A line that broke again within so many seconds was not really up."""
 
@@ -56,6 +58,8 @@ class Link:
         """Monotonic seconds of the last return."""
         self.outages = 0
         self.last_error = ""
+        self._gathered: list[tuple[Call[Any], asyncio.Future[Any], int]] = []
+        self._sending: asyncio.Task[None] | None = None
 
     @property
     def up(self) -> bool:
@@ -75,12 +79,58 @@ class Link:
                 self._mark_down(exc)
             raise LinkDown(self.last_error) from exc
 
-    async def insist(self, call: Call[T]) -> T:
-        """Run a call until it has been answered. For what may safely run twice."""
+    async def run_together(self, call: Call[T]) -> T:
+        """As :meth:`run`, but what is asked in the same moment, or while others are under way, shares a round trip.
+
+        A call that fails fails alone. Who gives up waiting takes nothing back: the call may be carried out.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._gathered.append((call, future, self._returns))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_gathered(), name="link-together")
+        return await future
+
+    async def _send_gathered(self) -> None:
+        while self._gathered:
+            batch, self._gathered = self._gathered[:TOGETHER], self._gathered[TOGETHER:]
+            answers: list[Any]
+            try:
+                answers = await arun_all(self.redis, [call for call, _, _ in batch])
+            except (RedisError, OSError) as exc:
+                answers = [exc] * len(batch)
+            except BaseException:
+                for _, future, _ in (*batch, *self._gathered):
+                    future.cancel()
+                self._gathered.clear()
+                raise
+            for (_, future, returns), answer in zip(batch, answers, strict=True):
+                self._hand_over(future, returns, answer)
+
+    def _hand_over(self, future: asyncio.Future[Any], returns: int, answer: Any) -> None:
+        failed = isinstance(answer, RedisError | OSError)
+        if failed and returns == self._returns:
+            self._mark_down(answer)
+        if future.done():
+            return
+        if failed:
+            error = LinkDown(self.last_error)
+            error.__cause__ = answer
+            future.set_exception(error)
+        elif isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    async def insist(self, call: Call[T], *, together: bool = False) -> T:
+        """Run a call until it has been answered. For what may safely run twice.
+
+        :param together: many are expected at once, and may share round trips.
+        """
+        run = self.run_together if together else self.run
         while True:
             await self.wait_up()
             try:
-                return await self.run(call)
+                return await run(call)
             except LinkDown:
                 await asyncio.sleep(0)
 
@@ -140,4 +190,7 @@ class Link:
             await self.redis.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
         await self.redis.aclose()

@@ -39,6 +39,10 @@ class Outbox:
         self._pending.append((delivery, kind, data))
         self._some.set()
 
+    def withdraw(self, delivery: Delivery) -> None:
+        """Forget what has not been sent of an attempt that ends: the server would refuse it, and its end says more."""
+        self._pending = [item for item in self._pending if item[0] is not delivery]
+
     async def run(self) -> None:
         """Send until cancelled."""
         while True:
@@ -46,6 +50,8 @@ class Outbox:
             await asyncio.sleep(FLUSH_S)
             self._some.clear()
             batch, self._pending = self._pending, []
+            if not batch:
+                continue
             try:
                 await self._link.run(self._queue.events(batch))
             except LinkDown:

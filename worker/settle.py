@@ -87,7 +87,7 @@ class Settler:
             case Dropped(reason):
                 self.counts["dropped"] += 1
                 return reason
-        word = await self._link.insist(call)
+        word = await self._link.insist(call, together=True)
         self.counts[name if word == "ok" else "refused"] += 1
         if word != "ok":
             # An outcome written just before the line broke is answered with the state that it made.

@@ -2,7 +2,7 @@
 
 The transform is Whisper's (paper, section 2.2): 16 kHz, 25 ms Hann windows every 10 ms, slaney mel filters,
 log10, clipped to 8 below the loudest bin, scaled to about -1 to 1. Only the chunk itself is transformed:
-what follows it is silence, whose value is known.
+what follows it is filled with zeros, as Whisper's own transcription does (``pad_or_trim`` of the spectrogram).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def from_pcm(data: bytes) -> FloatArray:
     return np.frombuffer(data, "<i2").astype(np.float32) * np.float32(1 / 32768)
 
 
-def log_mel(audio: FloatArray, n_mels: int) -> tuple[FloatArray, float]:
-    """Spectrogram of a chunk, and the value of the silence that follows it.
+def log_mel(audio: FloatArray, n_mels: int) -> FloatArray:
+    """Spectrogram of a chunk.
 
     :param audio: shape (samples,), 16 kHz.
     :param n_mels: 80, or 128 for large-v3.
-    :returns: array of shape (frames, n_mels), ``frames = ceil(samples / 160) + 1`` at 10 ms each; the silence.
+    :returns: array of shape (frames, n_mels), ``frames = max(1, samples // 160)`` at 10 ms each.
     """
     power = _power(audio)
     mel = power @ _mel_filters(n_mels)
@@ -43,7 +43,8 @@ def log_mel(audio: FloatArray, n_mels: int) -> tuple[FloatArray, float]:
     np.maximum(mel, np.float32(floor), out=mel)
     mel += 4.0
     mel /= 4.0
-    return mel, (floor + 4.0) / 4.0
+    # A frame that lies partly behind the end is none of the recording's.
+    return mel[: max(1, len(audio) // HOP)]
 
 
 def _power(audio: FloatArray) -> FloatArray:
@@ -98,13 +99,16 @@ def _mel_to_hz(mel: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(mel < knee, linear, _LOG_FROM_HZ * np.exp(_LOG_STEP * (mel - knee)))
 
 
-def window(mel: FloatArray, silence: float, start: int, frames: int) -> FloatArray:
-    """*frames* mel frames of a spectrogram from *start* on, filled up with silence.
+def window(mel: FloatArray, start: int, frames: int) -> FloatArray:
+    """*frames* mel frames of a spectrogram from *start* on, filled up with zeros.
+
+    Zero is not silence, which lies at the floor, near -1; but it is what Whisper is given behind the end of a
+    recording by everybody who follows its transcription loop, and it hears best with it.
 
     :returns: shape (frames, n_mels).
     """
     piece = mel[start : start + frames]
-    filled = np.full((frames, mel.shape[1]), silence, np.float32)
+    filled = np.zeros((frames, mel.shape[1]), np.float32)
     filled[: len(piece)] = piece
     return filled
 

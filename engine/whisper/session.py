@@ -43,7 +43,6 @@ class _Task:
     request: ChunkRequest
     samples: audio.FloatArray
     mel: audio.FloatArray
-    silence: float
     language: str | None
     prompt: list[int]
     segments: list[Segment] = field(default_factory=list)
@@ -218,11 +217,11 @@ class WhisperSession:
                 )
                 continue
             samples = audio.from_pcm(data)
-            mel, silence = audio.log_mel(samples, self.model.dims.n_mels)
+            mel = audio.log_mel(samples, self.model.dims.n_mels)
             language = request.options.language if self.tokenizer.multilingual else "en"
             limit = self.model.dims.n_text_ctx // 2 - 1
             prompt = self.tokenizer.prompt(request.options.prompt, limit)
-            task = _Task(request, samples, mel, silence, language, prompt)
+            task = _Task(request, samples, mel, language, prompt)
             self._waiting.append(self._row(task, 0))
 
     def _row(self, task: _Task, start: int, tail: bool = False) -> _Row:
@@ -243,7 +242,7 @@ class WhisperSession:
 
     def _encode(self, rows: list[_Row]) -> None:
         frames = 2 * rows[0].window
-        mel = np.stack([audio.window(r.task.mel, r.task.silence, r.start, frames) for r in rows])
+        mel = np.stack([audio.window(r.task.mel, r.start, frames) for r in rows])
         for row, features in zip(rows, self.model.encode(mx.array(mel)), strict=True):
             row.features = features
         self._waiting = [row for row in self._waiting if row not in rows]

@@ -14,36 +14,36 @@ from engine.whisper import audio
 
 @pytest.mark.parametrize("n_mels", [80, 128])
 def test_the_spectrogram_is_that_of_mlx_audio(mlx: Any, speech: Any, n_mels: int) -> None:
-    """Speech and the silence behind it give the values of mlx-audio's log_mel_spectrogram."""
+    """Speech gives the values of mlx-audio's log_mel_spectrogram, as far as the recording goes."""
     from mlx_audio.stt.models.whisper.audio import log_mel_spectrogram
 
     samples = speech("beckett")[:100_003]
     theirs = np.array(log_mel_spectrogram(samples, n_mels=n_mels, padding=480_000))
-    mel, silence = audio.log_mel(samples, n_mels)
-    ours = audio.window(mel, silence, 0, 1500)
-    assert np.abs(ours - theirs[:1500]).max() < 2e-3
-    assert np.abs(ours - theirs[:1500]).mean() < 1e-5
+    ours = audio.log_mel(samples, n_mels)
+    assert len(ours) == len(theirs) - 3000
+    assert np.abs(ours - theirs[: len(ours)]).max() < 2e-3
+    assert np.abs(ours - theirs[: len(ours)]).mean() < 1e-5
 
 
 @pytest.mark.parametrize("length", [1, 50, 200, 401])
 def test_the_shortest_chunks_have_a_spectrogram(length: int) -> None:
     """A chunk shorter than one transform gives finite values."""
-    mel, silence = audio.log_mel(np.full(length, 0.1, np.float32), 80)
-    assert np.isfinite(mel).all() and np.isfinite(silence)
+    mel = audio.log_mel(np.full(length, 0.1, np.float32), 80)
+    assert len(mel) >= 1
+    assert np.isfinite(mel).all()
 
 
 def test_silence_is_the_floor() -> None:
-    """A chunk of zeros is as silent as what follows it."""
-    mel, silence = audio.log_mel(np.zeros(16_000, np.float32), 80)
-    assert np.allclose(mel, silence)
+    """A chunk of zeros has the same value everywhere: log10 of the floor, scaled."""
+    assert np.allclose(audio.log_mel(np.zeros(16_000, np.float32), 80), (-10 + 4) / 4)
 
 
 def test_a_window_starts_where_it_is_told(speech: Any) -> None:
-    """A window holds the frames from its start on, then silence."""
-    mel, silence = audio.log_mel(speech("beckett")[:16_000], 80)
-    piece = audio.window(mel, silence, 40, 200)
+    """A window holds the frames from its start on, then zeros."""
+    mel = audio.log_mel(speech("beckett")[:16_000], 80)
+    piece = audio.window(mel, 40, 200)
     assert np.array_equal(piece[: len(mel) - 40], mel[40:])
-    assert (piece[len(mel) - 40 :] == np.float32(silence)).all()
+    assert (piece[len(mel) - 40 :] == 0).all()
 
 
 def test_sound_is_told_from_silence(speech: Any) -> None:

@@ -136,9 +136,9 @@ def test_a_full_batch_does_not_linger() -> None:
 
 
 def test_window_default_follows_memory_and_width() -> None:
-    """30 padded seconds for 16 GB and the widest model; more memory or a narrower model gives proportionally more."""
+    """60 padded seconds for 16 GB and the widest model; more memory or a narrower model gives proportionally more."""
     base = default_window_s(16 * 1024**3, 1280)
-    assert base == 30.0
+    assert base == 60.0
     assert default_window_s(64 * 1024**3, 1280) == 4 * base
     assert default_window_s(16 * 1024**3, 320) == 4 * base
     assert default_window_s(1024**3, 1280) == base

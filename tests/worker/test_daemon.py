@@ -352,7 +352,7 @@ def test_under_memory_pressure_work_waits_in_redis(
 ) -> None:
     """When rows need more than the budget, batches shrink, work waits in Redis, pending stays, and all is done."""
     hungry = FakeConfig(step_s=0.2, base_bytes=60 * 2**20, row_bytes=10 * 2**20, cache_fraction=0.0)
-    worker = start_worker(fake=hungry, memory_budget_mb=110, credits=16).wait_ready()
+    worker = start_worker(fake=hungry, memory_budget_mb=110, credits=16, batch_audio_s=1000).wait_ready()
     jobs = client.submit_many([clip] * 32)
     wait_until(lambda: any(step["level"] != "open" for step in worker.steps()), "pressure")
     assert int(queue_redis.hget(KEYS.counts, "waiting") or 0) > 0
@@ -376,7 +376,8 @@ def test_two_workers_never_share_a_name(start_worker: StartWorker, redis_url: st
 
 def test_events_tell_the_way_of_a_job(start_worker: StartWorker, client: Client, clip: Path) -> None:
     """A listener hears start, media, engine and the end, each with its attempt, and then the iteration ends."""
-    start_worker()
+    # Slow enough for events to be sent while the attempt still runs: afterwards they are refused.
+    start_worker(fake=FakeConfig(step_s=0.2))
     events = list(client.events(client.submit(clip)))
     assert events[0].type == "started"
     assert events[-1].type == "done"

@@ -6,7 +6,7 @@
 4. Pieces get some padding, without ever touching a neighbour (`_pad`).
 
 Why pieces are gathered up to 30 s: context helps a recogniser, and each piece costs an encoder run over
-its length plus about 5 s (right-sized windows). So a pause longer than that is dropped (`DEAD_PAUSE_S`), and
+its length plus some seconds (right-sized windows). So a pause longer than that is dropped (`DEAD_PAUSE_S`), and
 a piece that is long enough already ends at the next real pause (`LONG_ENOUGH_S`, `REAL_PAUSE_S`): beyond
 15 s more context brings little, while silence inside a window invites invented words.
 """
@@ -35,6 +35,9 @@ SHORTEST_S = 0.09
 """Shorter stretches are clicks. Silero drops those under 0.25 s, which takes some of the "yes" and "no"."""
 PAD_S = 0.3
 """Kept around speech: soft beginnings and endings of words score low."""
+EDGE_S = 1.0
+"""Up to so much silence at the very beginning and end of a recording stays: cutting it off saves nothing, and a
+recogniser was trained on recordings as they are."""
 LONG_ENOUGH_S = 15.0
 REAL_PAUSE_S = 2.0
 DEAD_PAUSE_S = 6.0
@@ -78,7 +81,7 @@ def cut(probabilities: Floats, energies: Floats, samples: int, max_chunk_s: floa
     room = limit - 2 * pad
     parts = [part for stretch in stretches for part in _divide(stretch, room, probabilities, energies)]
     spans = _gather(parts, room)
-    padded = _pad(spans, pad, len(probabilities), energies)
+    padded = _keep_edges(_pad(spans, pad, len(probabilities), energies), len(probabilities), limit)
     pieces = tuple(
         Piece(span.start * FRAME, min(span.end * FRAME, samples) - span.start * FRAME) for span in padded
     )
@@ -170,6 +173,18 @@ def _pad(spans: Sequence[Stretch], pad: int, frames: int, energies: Floats) -> l
         Stretch(max(span.start - pad, walls[i]), min(span.end + pad, walls[i + 1]))
         for i, span in enumerate(spans)
     ]
+
+
+def _keep_edges(spans: list[Stretch], frames: int, limit: int) -> list[Stretch]:
+    """The first and the last span drawn out to the ends of the recording, where these are near."""
+    edge = _frames(EDGE_S)
+    first = spans[0]
+    if first.start <= edge and first.end <= limit:
+        spans = [Stretch(0, first.end), *spans[1:]]
+    last = spans[-1]
+    if frames - last.end <= edge and frames - last.start <= limit:
+        spans = [*spans[:-1], Stretch(last.start, frames)]
+    return spans
 
 
 def _seam(pause: Floats, pad: int) -> int:

@@ -1,15 +1,16 @@
-"""docket's side: the tasks, and ``python docket_side.py URL JOBS IDLE``."""
+"""docket's side: the tasks, and ``python docket_side.py JOBS IDLE``."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
+from datetime import timedelta
 from typing import Any
 
 from docket import Docket
-from measure import measure
+from measure import by_sixteen, measure, server_url
 
 NAME = "overhead"
+TIMEOUT = timedelta(seconds=60)
 
 
 async def no_op(path: str) -> str:
@@ -22,20 +23,16 @@ tasks = [no_op]
 
 async def main() -> None:
     """Measure."""
-    url, jobs, idle = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    async with Docket(name=NAME, url=url) as docket:
+    async with Docket(name=NAME, url=server_url()) as docket:
         docket.register(no_op)
 
         async def enqueue(paths: list[str]) -> list[Any]:
-            made = []
-            for start in range(0, len(paths), 16):
-                made += await asyncio.gather(*(docket.add(no_op)(path) for path in paths[start : start + 16]))
-            return made
+            return await by_sixteen(paths, docket.add(no_op))
 
         async def read(execution: Any) -> Any:
-            return await execution.get_result()
+            return await execution.get_result(timeout=TIMEOUT)
 
-        await measure(enqueue, read, jobs, idle)
+        await measure(enqueue, read)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+URL_VARIABLE = "OVERHEAD_URL"
+"""The server, in the environment: an argument could be read by everybody on the machine."""
 
 READERS = 16
 """Results that are waited for at the same time."""
@@ -20,11 +24,17 @@ Enqueue = Callable[[list[str]], Awaitable[Sequence[Any]]]
 Read = Callable[[Any], Awaitable[Any]]
 
 
-async def measure(enqueue: Enqueue, read: Read, jobs: int, idle: int) -> None:
-    """Warm up, enqueue so many jobs and read every result, then so many one at a time; print the times.
+def server_url() -> str:
+    """Where the server is. Raises KeyError where nobody has said."""
+    return os.environ[URL_VARIABLE]
 
-    Raises what ``enqueue`` and ``read`` raise, and ValueError for an answer that is not the right one.
+
+async def measure(enqueue: Enqueue, read: Read) -> None:
+    """Warm up, enqueue JOBS jobs and read every result, then IDLE one at a time; print the times, seconds.
+
+    JOBS and IDLE are the first two arguments of the program. Raises what ``enqueue`` and ``read`` raise, and ValueError for an answer that is not the right one.
     """
+    jobs, idle = int(sys.argv[1]), int(sys.argv[2])
     for handle in await enqueue(["/warm/up.wav"] * 20):
         await read(handle)
     began = time.perf_counter()
@@ -47,6 +57,14 @@ async def measure(enqueue: Enqueue, read: Read, jobs: int, idle: int) -> None:
         "latencies": latencies,
     }
     sys.stdout.write(json.dumps(told) + "\n")
+
+
+async def by_sixteen(paths: list[str], one: Callable[[str], Awaitable[Any]]) -> list[Any]:
+    """Enqueue with a call for each, sixteen under way: for those that have no call for many."""
+    made: list[Any] = []
+    for start in range(0, len(paths), 16):
+        made += await asyncio.gather(*(one(path) for path in paths[start : start + 16]))
+    return made
 
 
 async def _read_all(handles: Sequence[Any], read: Read) -> list[Any]:

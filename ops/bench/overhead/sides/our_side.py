@@ -1,4 +1,4 @@
-"""Our side: ``python -m ops.bench.overhead.sides.our_side URL JOBS IDLE [PATH]``.
+"""Our side: ``python -m ops.bench.overhead.sides.our_side JOBS IDLE [PATH]``.
 
 PATH is the recording that every job names, for a worker that really decodes.
 """
@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ops import stack
-from ops.bench.overhead.sides.measure import measure
+from ops.bench.overhead.sides.measure import measure, server_url
 from queueing.client import Client
 from queueing.job import Result
 
@@ -20,9 +20,8 @@ MODEL = "tiny.en"
 
 def main() -> None:
     """Measure with the client that blocks, as most do; one reader."""
-    url, jobs, idle = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    recording = sys.argv[4] if len(sys.argv) > 4 else None
-    with Client(url, queue=stack.QUEUE, model=MODEL) as client:
+    recording = sys.argv[3] if len(sys.argv) > 3 else None
+    with Client(server_url(), queue=stack.QUEUE, model=MODEL) as client:
 
         async def enqueue(paths: list[str]) -> list[Any]:
             if len(paths) == 1:
@@ -34,7 +33,7 @@ def main() -> None:
                 raise job
             return client.result(job, timeout=TIMEOUT_S)
 
-        asyncio.run(measure(enqueue, read, jobs, idle))
+        asyncio.run(measure(enqueue, read))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""RQ's side: the job, and ``python -m ops.bench.overhead.sides.rq_side URL JOBS IDLE``."""
+"""RQ's side: the job, and ``python -m ops.bench.overhead.sides.rq_side JOBS IDLE``."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
-from ops.bench.overhead.sides.measure import measure
+from ops.bench.overhead.sides.measure import measure, server_url
 
 QUEUE = "overhead"
+NO_OP = "ops.bench.overhead.sides.rq_side.no_op"
+"""By name: run as a program, this module has another."""
 TIMEOUT_S = 60
 
 
@@ -22,13 +23,12 @@ def main() -> None:
     import redis
     from rq import Queue
 
-    url, jobs, idle = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    queue = Queue(QUEUE, connection=redis.Redis.from_url(url))
+    queue = Queue(QUEUE, connection=redis.Redis.from_url(server_url()))
 
     async def enqueue(paths: list[str]) -> list[Any]:
         if len(paths) == 1:
-            return [queue.enqueue(no_op, paths[0])]
-        made: list[Any] = queue.enqueue_many([Queue.prepare_data(no_op, (path,)) for path in paths])
+            return [queue.enqueue(NO_OP, paths[0])]
+        made: list[Any] = queue.enqueue_many([Queue.prepare_data(NO_OP, (path,)) for path in paths])
         return made
 
     async def read(job: Any) -> Any:
@@ -37,7 +37,7 @@ def main() -> None:
             raise ValueError(f"no result of {job.id}")
         return result.return_value
 
-    asyncio.run(measure(enqueue, read, jobs, idle))
+    asyncio.run(measure(enqueue, read))
 
 
 if __name__ == "__main__":
