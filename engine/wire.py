@@ -132,7 +132,7 @@ class _Misfit(Exception):
 Reader = Callable[[Any], Any]
 
 
-def _build(kind: type[Any], body: dict[str, Any], where: str) -> Any:
+def _build(kind: Any, body: dict[str, Any], where: str) -> Any:
     try:
         return _reader(kind)(body)
     except _Misfit as exc:
@@ -158,7 +158,7 @@ def _reader(hint: Any) -> Reader:  # noqa: PLR0911 - one for each kind of field
             {key: member(item) for key, item in value.items()} if isinstance(value, dict) else _misfit()
         )
     if is_dataclass(hint):
-        return _dataclass_reader(typing.cast("type[Any]", hint))
+        return _dataclass_reader(hint)
     if hint is float:
         return _read_float
     if hint in (str, int, bool):
@@ -166,7 +166,7 @@ def _reader(hint: Any) -> Reader:  # noqa: PLR0911 - one for each kind of field
     return lambda value: _misfit()
 
 
-def _dataclass_reader(kind: type[Any]) -> Reader:
+def _dataclass_reader(kind: Any) -> Reader:
     readers = [(name, _reader(hint)) for name, hint in _hints(kind)]
     names = {name for name, _ in readers}
 

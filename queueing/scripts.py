@@ -43,6 +43,11 @@ class Call(Generic[T]):
     args: tuple[str | bytes | int | float, ...]
     parse: Callable[[Any], T]
 
+    @property
+    def size(self) -> int:
+        """Characters or bytes of its texts: what makes a call large."""
+        return sum(len(arg) for arg in self.args if isinstance(arg, str | bytes))
+
 
 class SyncRedis(Protocol):
     def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any: ...
@@ -84,27 +89,20 @@ async def arun_all(redis: Any, calls: Sequence[Call[Any]]) -> list[Any]:
     Returns for each what :func:`arun` would return, or the exception that it would raise. Raises only where the
     round trip as a whole failed: then any of them may have been carried out or not.
     """
-    from redis.exceptions import NoScriptError
-
     async with redis.pipeline(transaction=False) as pipe:
         for call in calls:
             pipe.evalsha(call.script.sha, 1, call.root, *call.args)
         replies = await pipe.execute(raise_on_error=False)
-    answers: list[Any] = []
-    for call, reply in zip(calls, replies, strict=True):
-        match reply:
-            case NoScriptError():
-                # Refused, so not carried out: it is given the source.
-                answers.append(await _answer(redis, call))
-            case Exception():
-                answers.append(reply)
-            case _:
-                answers.append(call.parse(reply))
-    return answers
+    return [await _answer(redis, call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
-async def _answer(redis: Any, call: Call[Any]) -> Any:
+async def _answer(redis: Any, call: Call[Any], reply: Any) -> Any:
+    from redis.exceptions import NoScriptError
+
     try:
-        return await arun(redis, call)
+        if isinstance(reply, NoScriptError):
+            # Refused, so not carried out: it is given the source.
+            return await arun(redis, call)
+        return reply if isinstance(reply, Exception) else call.parse(reply)
     except Exception as exc:
         return exc

@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -23,8 +24,14 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_CAP_S = 5.0
 TOGETHER = 64
 """Calls in one round trip at most, so that no other client of the server waits long behind them."""
+TOGETHER_SIZE = 1 << 20
+"""Characters of all calls in one round trip; one that is larger goes alone."""
 FLAP_S = 2.0
 """A line that broke again within so many seconds was not really up."""
+
+
+Asked = tuple[Call[Any], asyncio.Future[Any], int]
+"""A call, who waits for it, and the number of the return after which it was asked."""
 
 
 class LinkDown(Exception):
@@ -58,7 +65,7 @@ class Link:
         """Monotonic seconds of the last return."""
         self.outages = 0
         self.last_error = ""
-        self._gathered: list[tuple[Call[Any], asyncio.Future[Any], int]] = []
+        self._gathered: deque[Asked] = deque()
         self._sending: asyncio.Task[None] | None = None
 
     @property
@@ -91,12 +98,13 @@ class Link:
         return await future
 
     async def _send_gathered(self) -> None:
+        """Until nothing is left. Cancelled, it cancels those who wait."""
         while self._gathered:
-            batch, self._gathered = self._gathered[:TOGETHER], self._gathered[TOGETHER:]
+            batch = self._next_batch()
             answers: list[Any]
             try:
                 answers = await arun_all(self.redis, [call for call, _, _ in batch])
-            except (RedisError, OSError) as exc:
+            except Exception as exc:
                 answers = [exc] * len(batch)
             except BaseException:
                 for _, future, _ in (*batch, *self._gathered):
@@ -105,6 +113,16 @@ class Link:
                 raise
             for (_, future, returns), answer in zip(batch, answers, strict=True):
                 self._hand_over(future, returns, answer)
+
+    def _next_batch(self) -> list[Asked]:
+        batch = [self._gathered.popleft()]
+        size = batch[0][0].size
+        while self._gathered and len(batch) < TOGETHER:
+            size += self._gathered[0][0].size
+            if size > TOGETHER_SIZE:
+                break
+            batch.append(self._gathered.popleft())
+        return batch
 
     def _hand_over(self, future: asyncio.Future[Any], returns: int, answer: Any) -> None:
         failed = isinstance(answer, RedisError | OSError)

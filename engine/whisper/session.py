@@ -417,7 +417,8 @@ class WhisperSession:
             reading = self._read(row)
             offset = row.start / audio.MEL_FRAMES_PER_SECOND
             before = task.segments[-1].end if task.segments else 0.0
-            task.segments += transcript.shifted(reading.segments, offset, before, task.request.duration_s)
+            heard_now = transcript.without_echo(task.text, reading.segments) if row.tail else reading.segments
+            task.segments += transcript.shifted(heard_now, offset, before, task.request.duration_s)
             covered_s, silent_tail = reading.covered_s, reading.silent_tail
         following = self._following(row, covered_s, silent_tail)
         if following is None:

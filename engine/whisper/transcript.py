@@ -13,6 +13,10 @@ TAIL_S = 1.0
 """Audio that may stay uncovered at the end of a chunk: no sentence is shorter."""
 
 
+ECHO_WORDS = 4
+"""Words that a second is long enough for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a decode says."""
@@ -69,6 +73,32 @@ def _segments(pieces: list[tuple[float, float, str]], length_s: float) -> tuple[
         clamped = min(start, length_s)
         kept.append(Segment(clamped, min(max(clamped, end), length_s), text))
     return tuple(kept)
+
+
+def without_echo(before: str, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Segments without the words at their beginning with which *before* has just ended.
+
+    Small models round their timestamps to whole seconds, so that a decode of what lies behind the last one may hear
+    the end of its last word, or words, again.
+    """
+    if not segments:
+        return ()
+    said = [_bare(word) for word in before.split()]
+    words = segments[0].text.split()
+    again = [_bare(word) for word in words]
+    longest = min(len(said), len(again), ECHO_WORDS)
+    echo = next((n for n in range(longest, 0, -1) if said[-n:] == again[:n]), 0)
+    if not echo:
+        return tuple(segments)
+    left = " ".join(words[echo:])
+    first = segments[0]
+    kept = (Segment(first.start, first.end, f" {left}"),) if _bare(left) else ()
+    return (*kept, *segments[1:])
+
+
+def _bare(word: str) -> str:
+    """A word as it is compared: lower case, letters and digits alone."""
+    return "".join(c for c in word.casefold() if c.isalnum())
 
 
 def shifted(

@@ -39,14 +39,15 @@ def overhead_command(
     Peers that do not go with our own requirements get environments under the cache folder, made when they are
     first needed. One that cannot be installed is a row that says so.
     """
+    from engine.config import default_cache_dir
     from ops.bench.overhead.peers import BY_NAME
     from ops.bench.overhead.run import Order, run
 
     screen = console()
     peers = tuple(BY_NAME[name] for name in against)
     order = Order(peers, jobs=jobs, rounds=rounds, idle=idle, with_media=not without_media)
-    cache = load_settings().cache_dir
-    told = run(order, cache=cache, tell=lambda line: screen.print(f"· {line}", markup=False))
+    cache = load_settings().cache_dir or default_cache_dir()
+    told = run(order, cache=cache.expanduser(), tell=lambda line: screen.print(f"· {line}", markup=False))
     if as_json:
         click.echo(json.dumps(told))
     else:

@@ -379,3 +379,9 @@ def test_the_text_is_mlx_audios(
     theirs = load_mlx_audio_model(tiny_folder).generate(speech("beckett"), language="en", fp16=False)
     ours = run(session, [ask("a", clip("beckett"))])["a"]
     assert words(ours.text) == words(theirs.text)
+
+
+def test_the_last_word_before_a_pause_is_not_doubled(session: Any, run: Any, ask: Any, clip: Any) -> None:
+    """A chunk whose last timestamp is rounded down, in the middle of its last word, gives that word once."""
+    done = run(session, [ask("a", clip("two_cities", 0.0, 17.06))])["a"]
+    assert words(done.text)[-3:] == ["season", "of", "darkness"]

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.protocol import Segment
 from engine.whisper import transcript
 
 WORDS = [440, 3797, 1266]
@@ -74,3 +75,15 @@ def test_segments_are_ordered_and_inside_the_chunk(
     for segment in moved:
         assert ends <= segment.start <= segment.end <= offset + length + 1e-9
         ends = segment.end
+
+
+def test_an_echo_is_not_said_twice() -> None:
+    """Words that the transcript has just ended with are taken off what was heard behind them; what is new stays."""
+    tail = [Segment(0.0, 1.0, " darkness."), Segment(1.0, 2.0, " More.")]
+    assert [s.text for s in transcript.without_echo("the season of darkness", tail)] == [" More."]
+    tail = [Segment(0.0, 1.0, " of Darkness, it was")]
+    assert [s.text for s in transcript.without_echo("the season of darkness.", tail)] == [" it was"]
+    tail = [Segment(0.0, 1.0, " Light.")]
+    assert transcript.without_echo("the season of darkness.", tail) == tuple(tail)
+    assert transcript.without_echo("", tail) == tuple(tail)
+    assert transcript.without_echo("anything", []) == ()

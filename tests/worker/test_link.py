@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+import worker.link
 from ops.bench.faults.proxy import Handle, Switchboard
 from queueing.keys import Keys
 from queueing.protocol import Queue
+from queueing.scripts import Call, arun_all
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from worker.config import LeaseConfig
@@ -136,3 +139,81 @@ def test_a_refusing_server_is_not_asked_in_a_rush(line: Handle) -> None:
 def test_a_name_is_kept_between_two_beats(lease_s: float) -> None:
     """Two signs of life fit into the time that the lock on the name lives, whatever the lease."""
     assert LeaseConfig(lease_s=lease_s).beat_s * 2 < lease_s
+
+
+def test_calls_of_one_moment_share_a_round_trip(line: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many calls asked together each gets its own answer, in few round trips of bounded length."""
+    trips: list[int] = []
+
+    async def counted(redis: Any, calls: Sequence[Call[Any]]) -> list[Any]:
+        trips.append(len(calls))
+        return await arun_all(redis, calls)
+
+    monkeypatch.setattr(worker.link, "arun_all", counted)
+
+    async def work(link: Link) -> None:
+        names = [f"consumer-{number}" for number in range(100)]
+        calls = [link.run_together(QUEUE.adopt(name, name, 60_000)) for name in names]
+        assert await asyncio.gather(*calls) == [(1, "")] * 100
+        again = [link.run_together(QUEUE.adopt(name, "another", 60_000)) for name in names]
+        assert await asyncio.gather(*again) == [(0, name) for name in names]
+        assert trips == [64, 36] * 2
+
+    with_link(line, work, LONG_S)
+
+
+def test_scripts_that_were_forgotten_are_sent_again(line: Handle) -> None:
+    """Calls that share a round trip are answered by a server that has just lost its scripts."""
+
+    async def work(link: Link) -> None:
+        await link.redis.script_flush()
+        assert await asyncio.gather(*(link.run_together(PING) for _ in range(5))) == [None] * 5
+
+    with_link(line, work, LONG_S)
+
+
+def test_a_call_that_fails_fails_alone(line: Handle) -> None:
+    """An answer that cannot be read, of one call among several, spoils that call and no other."""
+
+    async def work(link: Link) -> None:
+        def unreadable(reply: object) -> None:
+            raise ValueError("unreadable")
+
+        bad = dataclasses.replace(PING, parse=unreadable)
+        first, second, third = await asyncio.gather(
+            *(link.run_together(call) for call in (PING, bad, PING)), return_exceptions=True
+        )
+        assert (first, third) == (None, None)
+        assert isinstance(second, ValueError)
+        assert link.up
+
+    with_link(line, work, LONG_S)
+
+
+def test_together_insists_until_the_server_is_back(line: Handle, redis_server: RedisServer) -> None:
+    """Calls that were under way together when the server went away are all answered once it is back."""
+
+    async def work(link: Link) -> None:
+        await at_once(link, 1)
+        redis_server.kill()
+        callers = [asyncio.create_task(link.insist(PING, together=True)) for _ in range(20)]
+        await asyncio.to_thread(redis_server.start)
+        assert await asyncio.gather(*callers) == [None] * 20
+
+    with_link(line, work, LONG_S)
+
+
+def test_large_calls_go_alone(line: Handle) -> None:
+    """What waits together is bounded in size too: large outcomes are sent one after the other, small ones together."""
+
+    async def work(link: Link) -> None:
+        sizes = (10, 600_000, 600_000, 10, 2_000_000, 10)
+        calls = [dataclasses.replace(PING, args=("x" * size,)) for size in sizes]
+        future = asyncio.get_running_loop().create_future()
+        link._gathered.extend((call, future, 0) for call in calls)
+        batches = []
+        while link._gathered:
+            batches.append([call.size for call, _, _ in link._next_batch()])
+        assert batches == [[10, 600_000], [600_000, 10], [2_000_000], [10]]
+
+    with_link(line, work, LONG_S)

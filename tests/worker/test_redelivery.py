@@ -44,7 +44,8 @@ class Flow:
         self.ledger = Ledger()
         self.settler = SlowSettler()
         self.held_when_told: list[int] = []
-        parts: Any = SimpleNamespace(ledger=self.ledger, settler=self.settler)
+        outbox = SimpleNamespace(withdraw=lambda delivery: None)
+        parts: Any = SimpleNamespace(ledger=self.ledger, settler=self.settler, outbox=outbox)
         self.flow = JobFlow(
             parts,
             serve=("m",),

@@ -42,7 +42,9 @@ class Contestant:
     """How ours gets its audio."""
 
 
-OUR_WHY = "leases: what a dead worker held is taken over, fenced by attempt; its next life takes it back at once"
+OUR_WHY = (
+    "leases: what a dead worker held is taken over, fenced by attempt; its next life takes it back at once"
+)
 OUR_CONCURRENCY = "one process, 32 jobs held, batches of 16 in an engine process"
 RQ_WHY = "a job that was started is marked as failed by a later sweep of the registry, unless it has retries"
 OUR_SIDE = ("-m", "ops.bench.overhead.sides.our_side")
@@ -112,7 +114,7 @@ PEERS = (
     ),
     Contestant(
         "docket",
-        ("-m", "docket", "worker", "--docket", "overhead", "--tasks", "docket_side:tasks", "--logging-level", "WARNING"),
+        ("-m", "docket", "worker", "--docket=overhead", "--tasks=docket_side:tasks", "--logging-level=WARNING"),
         (str(HERE / "sides" / "docket_side.py"),),
         "one process, 10 coroutines (its default)",
         True,

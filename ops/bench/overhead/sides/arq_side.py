@@ -29,7 +29,8 @@ async def main() -> None:
     pool = await create_pool(WorkerSettings.redis_settings)
 
     async def enqueue(paths: list[str]) -> list[Any]:
-        return await by_sixteen(paths, lambda path: pool.enqueue_job("no_op", path))
+        made: list[Any] = await by_sixteen(paths, lambda path: pool.enqueue_job("no_op", path))
+        return made
 
     async def read(job: Any) -> Any:
         return await job.result(timeout=60, poll_delay=POLL_S)

@@ -27,7 +27,8 @@ async def main() -> None:
         docket.register(no_op)
 
         async def enqueue(paths: list[str]) -> list[Any]:
-            return await by_sixteen(paths, docket.add(no_op))
+            made: list[Any] = await by_sixteen(paths, docket.add(no_op))
+            return made
 
         async def read(execution: Any) -> Any:
             return await execution.get_result(timeout=TIMEOUT)

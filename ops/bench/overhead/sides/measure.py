@@ -32,7 +32,7 @@ def server_url() -> str:
 async def measure(enqueue: Enqueue, read: Read) -> None:
     """Warm up, enqueue JOBS jobs and read every result, then IDLE one at a time; print the times, seconds.
 
-    JOBS and IDLE are the first two arguments of the program. Raises what ``enqueue`` and ``read`` raise, and ValueError for an answer that is not the right one.
+    JOBS and IDLE are the first two arguments of the program. Raises what ``enqueue`` and ``read`` raise.
     """
     jobs, idle = int(sys.argv[1]), int(sys.argv[2])
     for handle in await enqueue(["/warm/up.wav"] * 20):

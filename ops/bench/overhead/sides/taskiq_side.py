@@ -16,7 +16,7 @@ backend: Any = RedisAsyncResultBackend(redis_url=URL, result_ex_time=3600)
 broker = RedisStreamBroker(url=URL).with_result_backend(backend)
 
 
-@broker.task(task_name="no_op")
+@broker.task(task_name="no_op")  # type: ignore[untyped-decorator]
 async def no_op(path: str) -> str:
     """The work."""
     return path
@@ -27,7 +27,8 @@ async def main() -> None:
     await broker.startup()
 
     async def enqueue(paths: list[str]) -> list[Any]:
-        return await by_sixteen(paths, no_op.kiq)
+        made: list[Any] = await by_sixteen(paths, no_op.kiq)
+        return made
 
     async def read(task: Any) -> Any:
         result = await task.wait_result(check_interval=POLL_S, timeout=60)
