@@ -54,7 +54,7 @@ def rows_of_batches(worker: WorkerProcess) -> list[int]:
 def test_a_tight_budget_shrinks_batches_and_leaves_work_in_redis(
     redis_url: str, client: Client, tmp_path: Path, queue_redis: redis.Redis
 ) -> None:
-    """Where a full batch needs more than the budget, work waits in Redis, pending stays, batches shrink, and all is done."""
+    """Where a full batch needs more than the budget, work waits in Redis, batches shrink, and all is done."""
     credits = 12
     worker = WorkerProcess(redis_url, tmp_path, memory_budget_mb=540, batch_audio_s=1000, credits=credits)
     try:
