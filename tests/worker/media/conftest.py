@@ -145,13 +145,16 @@ def supervise(tmp_path: Path) -> Callable[..., object]:
         processes: int = 1, recycle_after: int = 200, **limits: object
     ) -> AsyncIterator[MediaSupervisor]:
         folder = tmp_path / "spool"
+        # A worker that other tests share may be running beside us, with media processes of its own.
+        before = set(psutil.Process().children(recursive=True))
         supervisor = MediaSupervisor(folder, MediaLimits(**limits), processes, recycle_after=recycle_after)
         await supervisor.start()
         try:
             yield supervisor
         finally:
             await supervisor.stop()
-            left = [p for p in psutil.Process().children(recursive=True) if "worker.media" in p.cmdline()]
+            others = set(psutil.Process().children(recursive=True)) - before
+            left = [p for p in others if "worker.media" in p.cmdline()]
             assert not left
             assert not folder.exists()
 

@@ -118,3 +118,21 @@ def test_close_neighbours_share_the_pause_without_overlap():
     energies[round(20.1 / FRAME_S)] = -200
     first, second = cut(probabilities, energies, len(probabilities) * FRAME).pieces
     assert first.end == second.offset == round(20.1 / FRAME_S) * FRAME
+
+
+@pytest.mark.parametrize(("silence_s", "kept"), [(0.6, True), (3.0, False)])
+def test_only_short_silence_stays_at_the_ends(silence_s, kept):
+    """Up to a second of silence at the ends of a recording belongs to its piece; more is cut off."""
+    probabilities, energies = track((silence_s, 0.0), (5.0, 1.0), (silence_s, 0.0))
+    samples = len(probabilities) * FRAME
+    (piece,) = cut(probabilities, energies, samples).pieces
+    whole = (piece.offset, piece.end) == (0, samples)
+    assert whole is kept
+    assert kept or abs(piece.start_s - (silence_s - PAD_S)) < 2 * FRAME_S
+
+
+def test_the_ends_do_not_stretch_a_piece_over_the_limit():
+    """Speech that fills a piece leaves no room for the silence before it."""
+    probabilities, energies = track((0.9, 0.0), (29.2, 1.0), (0.9, 0.0))
+    for piece in cut(probabilities, energies, len(probabilities) * FRAME).pieces:
+        assert piece.samples <= 30 * SAMPLE_RATE
