@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from typing import Any
@@ -58,7 +59,7 @@ def document(
         "worker": identity.consumer,
         "incarnation": identity.incarnation,
         "host": host_id().split("/", maxsplit=1)[0],
-        "pid": _pid(),
+        "pid": os.getpid(),
         "version": version,
         "ready": not why,
         "reasons": why,
@@ -93,9 +94,3 @@ def document(
         "media": {"busy": media.busy, "waiting": media.waiting, "spool_bytes": media.spool_bytes},
         "at_ms": int(time.time() * 1000),
     }
-
-
-def _pid() -> int:
-    import os
-
-    return os.getpid()
