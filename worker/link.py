@@ -83,7 +83,7 @@ class Link:
         except (RedisError, OSError) as exc:
             # What was sent before the last return died with the old line, and says nothing about the new one.
             if returns == self._returns:
-                self._mark_down(exc)
+                self.mark_down(exc)
             raise LinkDown(self.last_error) from exc
 
     async def run_together(self, call: Call[T]) -> T:
@@ -127,7 +127,7 @@ class Link:
     def _hand_over(self, future: asyncio.Future[Any], returns: int, answer: Any) -> None:
         failed = isinstance(answer, RedisError | OSError)
         if failed and returns == self._returns:
-            self._mark_down(answer)
+            self.mark_down(answer)
         if future.done():
             return
         if failed:
@@ -153,10 +153,7 @@ class Link:
                 await asyncio.sleep(0)
 
     def mark_down(self, exc: BaseException) -> None:
-        """Somebody else noticed, on a connection of their own."""
-        self._mark_down(exc)
-
-    def _mark_down(self, exc: BaseException) -> None:
+        """The server is away, as a call of ours found, or somebody else on a connection of their own."""
         # The class and the server's own words; never the URL, which may hold a password.
         self.last_error = f"{type(exc).__name__}: {str(exc)[:200]}"
         if self._up.is_set() or not self._noticed:
@@ -188,7 +185,7 @@ class Link:
                 if self.on_return is not None:
                     await self.on_return()
             except (RedisError, OSError, LinkDown) as exc:
-                self._mark_down(exc)
+                self.mark_down(exc)
             if not self._down.is_set():
                 break
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))

@@ -50,6 +50,8 @@ class Settler:
     async def write(self, delivery: Delivery, outcome: Outcome, max_attempts: int) -> str:
         """Write one outcome. Returns the script's word: "ok", "stale", "gone" or the state the job already has."""
         queue = self._queue
+        if isinstance(outcome, Retry) and self._is_last(delivery, outcome, max_attempts):
+            outcome = Dead(outcome.error)
         match outcome:
             case Done(result):
                 name = "done"
@@ -58,11 +60,6 @@ class Settler:
                 name = "failed"
                 call = queue.settle(delivery, "failed", error.model_dump_json())
             case Dead(error):
-                name = "dead"
-                call = queue.settle(
-                    delivery, "dead", error.model_dump_json(), note=self._note(delivery, error)
-                )
-            case Retry(error) if self._is_last(delivery, outcome, max_attempts):
                 name = "dead"
                 call = queue.settle(
                     delivery, "dead", error.model_dump_json(), note=self._note(delivery, error)

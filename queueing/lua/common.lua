@@ -182,7 +182,7 @@ end
 
 -- Turns a pending entry into a delivery of a new attempt, or gets rid of it. The attempt number is the
 -- fence: it only ever rises, and whatever carries an older one cannot change the job, except by Done.
-local function deliver(consumer, owner, wire, stream, entry, id)
+local function deliver(owner, wire, stream, entry, id)
   local key = job_key(id)
   local job = redis.call('HMGET', key, 'state', 'entry', 'deadline', 'wire', 'payload', 'tries', 'alone', 'crashes', 'created')
   local state = job[1]
@@ -224,7 +224,7 @@ local function field_of(fields, name)
 end
 
 -- Entries as XREADGROUP and XAUTOCLAIM return them, into deliveries appended to out; returns how many jobs.
-local function deliver_all(consumer, owner, wire, stream, entries, out)
+local function deliver_all(owner, wire, stream, entries, out)
   local jobs = 0
   for _, item in ipairs(entries) do
     local entry, fields = item[1], item[2]
@@ -239,7 +239,7 @@ local function deliver_all(consumer, owner, wire, stream, entries, out)
       incident('junk', '', string.sub(table.concat(fields, ' '), 1, 512))
       got = { 'junk', '' }
     else
-      got = deliver(consumer, owner, wire, stream, entry, id)
+      got = deliver(owner, wire, stream, entry, id)
     end
     if got then out[#out + 1] = got end
     if got and got[1] == 'job' then jobs = jobs + 1 end

@@ -20,7 +20,7 @@ for i = 7 + held_count, #ARGV, 2 do
         local claimed = redis.call('XCLAIM', stream, GROUP, consumer, lease, entry)
         -- Claiming an entry that is not in the stream any more removes it from the pending list and returns nothing.
         if #claimed == 0 or not claimed[1] then claimed = { { entry, false } } end
-        got = got + deliver_all(consumer, owner, wire, stream, claimed, out)
+        got = got + deliver_all(owner, wire, stream, claimed, out)
       end
     end
     if #lapsed < 100 then break end

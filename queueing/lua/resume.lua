@@ -19,7 +19,7 @@ for i = 5 + held_count, #ARGV, 2 do
         local claimed = redis.call('XCLAIM', stream, GROUP, consumer, 0, entry)
         -- Claiming an entry that is not in the stream any more removes it from the pending list and returns nothing.
         if #claimed == 0 or not claimed[1] then claimed = { { entry, false } } end
-        deliver_all(consumer, owner, wire, stream, claimed, out)
+        deliver_all(owner, wire, stream, claimed, out)
       end
     end
     if #mine < 100 then break end

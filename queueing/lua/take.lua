@@ -48,7 +48,7 @@ for _, one in ipairs(order) do
     if not read then
       if top_up(one.model, one.lane) == 0 then break end
     else
-      got = got + deliver_all(consumer, owner, wire, stream, read[1][2], out)
+      got = got + deliver_all(owner, wire, stream, read[1][2], out)
     end
   end
   top_up(one.model, one.lane)

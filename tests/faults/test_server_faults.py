@@ -16,7 +16,8 @@ from queueing.errors import UnknownJob
 from queueing.job import State
 from queueing.keys import GROUP, Keys
 from tests.support.redis_server import RedisServer
-from tests.support.worker_process import WorkerProcess, wait_until
+from tests.support.waiting import wait_until
+from tests.support.worker_process import WorkerProcess
 from tests.worker.conftest import StartWorker
 
 KEYS = Keys("main")

@@ -10,7 +10,8 @@ import redis
 
 from queueing.client import Client
 from queueing.keys import GROUP, Keys
-from tests.support.worker_process import WorkerProcess, speech, wait_until, write_wav
+from tests.support.waiting import wait_until
+from tests.support.worker_process import WorkerProcess, speech, write_wav
 
 KEYS = Keys("main")
 

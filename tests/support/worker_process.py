@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,9 @@ import soundfile
 from engine.fake import FakeConfig, Poison, poisoned
 from queueing.connect import connect
 from queueing.keys import Keys
+from tests.support.waiting import wait_until
 
 RATE = 16_000
-
-
-def wait_until(true: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    """Look until ``true()`` is, and return it; fails after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = true()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}")
-        time.sleep(0.01)
 
 
 def speech(seconds: float, start_s: float = 1.5) -> np.ndarray[Any, Any]:

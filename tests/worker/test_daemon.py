@@ -17,7 +17,8 @@ from queueing.errors import JobDead, JobFailed
 from queueing.job import State
 from queueing.keys import GROUP, Keys
 from tests.support.redis_server import RedisServer
-from tests.support.worker_process import WorkerProcess, gone, speech, wait_until, write_wav
+from tests.support.waiting import wait_until
+from tests.support.worker_process import WorkerProcess, gone, speech, write_wav
 from tests.worker.conftest import StartWorker
 
 KEYS = Keys("main")
