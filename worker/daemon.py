@@ -50,6 +50,7 @@ from worker.media.types import MediaError
 from worker.outbox import Outbox
 from worker.settle import Settler
 from worker.steplog import StepLog
+from worker.sweep import Sweeper
 
 log = logging.getLogger("decibatch.worker")
 
@@ -222,6 +223,7 @@ class Daemon:
                     group.create_task(self._leases.run(), name="leases"),
                     group.create_task(self._dispatcher.run(), name="dispatcher"),
                     group.create_task(self._outbox.run(), name="outbox"),
+                    group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
                 ]
                 engine = group.create_task(self._keeper.run(), name="engine")
                 await self._stop.wait()
