@@ -255,7 +255,7 @@ class Queue:
         return self._call("reclaim", args, _taken)
 
     def renew(self, consumer: str, deliveries: Sequence[Delivery]) -> Call[tuple[str, ...]]:
-        """For each delivery: "ok", "lost", or the final state that its job has come to."""
+        """For each delivery: "ok", "lost", "gone", or the final state that its job has come to."""
         flat = tuple(part for d in deliveries for part in (d.stream, d.entry, d.job_id, d.attempt))
         return self._call("renew", (consumer, *flat), lambda reply: tuple(text(word) for word in reply))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import click
@@ -15,7 +16,15 @@ from ops.commands.common import console, load_settings
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure against the peers, in one run. Nothing here passes or fails."""
+    """Measure: against the peers, under faults, over many jobs."""
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    """SIGTERM: as an exception, so that processes and folders of the run are cleared away. Once: a second one that came
+    into the clearing would stop it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 bench_command.add_command(faults_command)
