@@ -27,9 +27,7 @@ from ops.exits import Exit
     show_default=True,
     help="Seconds for which everything waits beside an idle worker.",
 )
-@click.option(
-    "--ttl", type=click.IntRange(min=1), default=30, show_default=True, help="Of results, seconds."
-)
+@click.option("--ttl", type=click.IntRange(min=1), default=30, show_default=True, help="Of results, seconds.")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 def soak_command(
     *, jobs: int, run_jobs: int, seed: int, clients: int, hold: float, ttl: int, as_json: bool

@@ -66,7 +66,9 @@ def pair(redis_server: RedisServer, board: Switchboard) -> Iterator[Pair]:
     replica = redis_server.another("--replicaof", "127.0.0.1", str(following.port))
     try:
         with replica.connect() as client:
-            wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
+            wait_until(
+                lambda: client.info("replication")["master_link_status"] == "up", "the replica follows"
+            )
         yield Pair(primary, replica, board.line(primary.socket_path), following)
     finally:
         replica.close()

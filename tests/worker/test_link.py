@@ -229,9 +229,12 @@ def test_an_old_lines_end_is_no_outage(line: Handle, redis_server: RedisServer) 
             return [one["id"] for one in client.client_list() if one["cmd"] == "xread"]
 
     async def changed(before: list[str]) -> list[str]:
-        while not (now := await asyncio.to_thread(readers)) or now == before:
-            await asyncio.sleep(0.01)
-        return now
+        def other() -> list[str]:
+            now = readers()
+            return [] if now == before else now
+
+        found: list[str] = await asyncio.to_thread(wait_until, other, "another connection")
+        return found
 
     async def work(link: Link) -> None:
         url = f"redis://127.0.0.1:{line.port}/0"
@@ -248,8 +251,7 @@ def test_an_old_lines_end_is_no_outage(line: Handle, redis_server: RedisServer) 
             assert (link.outages, link.up) == (outages, True)
             with redis_server.connect() as client:
                 client.client_kill_filter(_id=new[0])
-            while link.outages == outages:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_until, lambda: link.outages > outages, "an outage of the new line")
         finally:
             await cancel_all([reading])
             await control.close()

@@ -51,11 +51,11 @@ def submissions(
         ]
 
 
-def submit(client: Client, seed: int, first: int, end: int, ttl_s: int, clips: Sequence[str]) -> int:
+def submit(client: Client, batches: Iterator[list[Submission]]) -> int:
     """How many were admitted."""
     return sum(
         isinstance(answer, JobHandle) and not answer.existed
-        for batch in submissions(seed, first, end, ttl_s, clips)
+        for batch in batches
         for answer in client.submit_many(batch)
     )
 
@@ -70,7 +70,9 @@ def cancel(client: Client, seed: int, first: int, end: int) -> int:
             return False
 
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return sum(sum(pool.map(one, range(start, min(end, start + BATCH)))) for start in range(first, end, BATCH))
+        return sum(
+            sum(pool.map(one, range(start, min(end, start + BATCH)))) for start in range(first, end, BATCH)
+        )
 
 
 def main() -> None:
@@ -81,7 +83,7 @@ def main() -> None:
         os.environ[URL_VARIABLE], queue=stack.QUEUE, model=sys.argv[6], admission=admission, patience_s=60
     ) as client:
         if what == "submit":
-            print(submit(client, seed, first, end, ttl_s, sys.argv[7:]))
+            print(submit(client, submissions(seed, first, end, ttl_s, sys.argv[7:])))
         else:
             print(cancel(client, seed, first, end))
 

@@ -77,4 +77,3 @@ class Sampler:
                 return
             self._samples.append((time.monotonic(), size))
             self._stop.wait(SAMPLE_S)
-

@@ -108,6 +108,15 @@ def is_static(key: str) -> bool:
     """Whether a key belongs to the queue as a whole, bounded in number and in length."""
     root, _, rest = key.partition("}:")
     keys = Keys(root.partition("{")[2])
-    fixed = (keys.models, keys.served, keys.counts, keys.wake, keys.control, keys.incidents, keys.workers, keys.sweep)
+    fixed = (
+        keys.models,
+        keys.served,
+        keys.counts,
+        keys.wake,
+        keys.control,
+        keys.incidents,
+        keys.workers,
+        keys.sweep,
+    )
     # One stream a model and lane, one counter a worker's name.
     return key in fixed or rest.partition(":")[0] in ("stream", "life")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -66,17 +67,19 @@ def run(order: Order, tell: Tell = lambda sentence: None) -> Report:
         folder = Path(name)
         clips = [str(clip) for clip in cut_clips(folder)]
         with EmbeddedServer(folder / "redis") as server, connect(server.url) as redis:
-            return _Soak(order, folder, server, redis, clips, tell).run()
+            return Soak(order, folder, server, redis, clips, tell).run()
 
 
-class _Soak:
+class Soak:
+    """One soak on one server."""
+
     def __init__(  # noqa: PLR0917
         self, order: Order, folder: Path, server: EmbeddedServer, redis: Any, clips: list[str], tell: Tell
     ) -> None:
         self._order = order
         self._folder = folder
         self._url = server.url
-        self._redis = redis
+        self.redis = redis
         self._clips = clips
         self._tell = tell
         self._seconds: dict[str, float] = {}
@@ -93,35 +96,39 @@ class _Soak:
             _check(worker, log)
         running = self._run_some()
         self._all_hands("cancel")
-        self._expire()
+        self.expire()
         return self._report(submitted, Server(start, waiting, self._used()), idle, running)
 
     def _report(self, submitted: int, server: Server, idle: Curve, running: Curve) -> Report:
         counts = {name.decode(): int(value) for name, value in self._counts().items() if name != b"rate"}
-        told = self._redis.info("server")
+        told = self.redis.info("server")
         return Report(
             jobs=self._order.jobs,
             submitted=submitted,
-            ends={state.value: counts[state.value] for state in State if state.terminal and state.value in counts},
+            ends={
+                state.value: counts[state.value]
+                for state in State
+                if state.terminal and state.value in counts
+            },
             still_waiting=counts.get("waiting", 0),
             server=server,
             idle=idle,
             running=running,
-            keys_left=tuple(sorted(key.decode() for key in self._redis.scan_iter(count=1000))),
+            keys_left=tuple(sorted(key.decode() for key in self.redis.scan_iter(count=1000))),
             seconds=self._seconds,
             version=f"{told.get('server_name', 'redis')} {told.get('valkey_version', told['redis_version'])}",
             seed=self._order.seed,
         )
 
     def _counts(self) -> dict[bytes, bytes]:
-        counts: dict[bytes, bytes] = self._redis.hgetall(KEYS.counts)
+        counts: dict[bytes, bytes] = self.redis.hgetall(KEYS.counts)
         return counts
 
     def _used(self) -> int:
-        return int(self._redis.info("memory")["used_memory"])
+        return int(self.redis.info("memory")["used_memory"])
 
     def _done(self) -> int:
-        return int(self._redis.hget(KEYS.counts, "done") or 0)
+        return int(self.redis.hget(KEYS.counts, "done") or 0)
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -170,7 +177,7 @@ class _Soak:
         }
         with self._phase(what), contextlib.ExitStack() as stop:
             working = []
-            for first, end in zip(bounds, bounds[1:], strict=False):
+            for first, end in itertools.pairwise(bounds):
                 numbers = [str(number) for number in (order.seed, first, end, order.ttl_s)]
                 process = subprocess.Popen(
                     [sys.executable, "-m", "ops.bench.soak.hands", what, *numbers, MODEL, *self._clips],
@@ -206,11 +213,11 @@ class _Soak:
                 raise Trouble(f"Only {self._done()} of {count} jobs were done: {stack.last_lines(log)}")
             worker.wait(POLL_S)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         """Until the results are gone, or should have been."""
         until = time.monotonic() + self._order.ttl_s + EXPIRY_S
         with self._phase("expire"):
-            while self._redis.info("keyspace").get("db0", {}).get("expires") and time.monotonic() < until:
+            while self.redis.info("keyspace").get("db0", {}).get("expires") and time.monotonic() < until:
                 threading.Event().wait(POLL_S)
 
 
