@@ -306,10 +306,10 @@ class Queue:
         """Keep the lock and the health alive; learn which models nobody serves."""
         return self._call("beat", (consumer, value, ttl_ms, health, horizon_ms, *models), _beat)
 
-    def sweep(self, keys: int = 1000, pause_ms: int = 1000) -> Call[Swept]:
+    def sweep(self, keys: int = 100, pause_ms: int = 1000) -> Call[Swept]:
         """Look for jobs whose place in the queue was deleted, and let them wait again.
 
-        :param keys: of the server's, to look at; some milliseconds' worth.
+        :param keys: of the server's, to look at; about a millisecond's worth.
         :param pause_ms: since anybody's last look, where no loss is suspected.
         """
         return self._call("sweep", (keys, pause_ms), _swept)
