@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -124,20 +125,27 @@ def test_what_the_replica_had_not_is_reported(
     is made again, once and the same; what comes afterwards is done."""
     ended = client.submit(clip)
     wait_in_engine(worker)
+    engine = psutil.Process(worker.engine_pid())
+    engine.suspend()  # so that nothing ends before its time
     pair.in_step()
     pair.following.go_dead()
+    engine.resume()
     seen = client.result(ended, timeout=30)
     lost = client.submit(clip)
     wait_until(lambda: client.status(lost).state is State.RUNNING, "the job runs")
+    engine.suspend()
     pair.fail_over()
     pair.promote()
+    told = "redis lost a job in our hands"
+    wait_until(
+        lambda: any(lost in line and told in line for line in worker.log.read_text().splitlines()), told
+    )
+    engine.resume()
     with pytest.raises(UnknownJob):
         client.result(lost, timeout=30)
     again = client.result(ended, timeout=30)
     assert (again.text, again.attempt) == (seen.text, 2)
     assert client.result(client.submit(clip), timeout=30).text
-    log = worker.log.read_text()
-    assert any(lost in line and "redis lost a job" in line for line in log.splitlines()), log
     with pair.replica.connect() as server:
         assert ends(server, ended) == [b"done"]
         assert server.hget(KEYS.counts, "done") == b"2"
