@@ -16,7 +16,8 @@ from pathlib import Path
 
 from engine import wire
 from engine.config import EngineConfig
-from engine.protocol import Command, Event, Shutdown, StepDone, StepStarted
+from engine.protocol import BatchDone, Command, Dispatch, Event, Shutdown, StepDone, StepStarted
+from engine.windows import window_s
 
 MAX_EVENTS = 4096
 """Events that may wait to be read; beyond them the engine waits."""
@@ -46,7 +47,7 @@ class Progress:
     """Where the engine's thread stands."""
 
     step: str | None = None
-    """Kind of the step that runs; None between steps."""
+    """Kind of the step that runs, "dispatch" before the first of a batch; None while nothing is to be done."""
     deadline: float | None = None
     """Monotonic time by which it must have ended."""
     last_event: float = 0.0
@@ -57,10 +58,20 @@ class Progress:
         match event:
             case StepStarted():
                 return Progress(event.kind, now + event.deadline_s, now)
-            case StepDone():
+            case StepDone() | BatchDone():
                 return Progress(None, None, now)
             case _:
                 return Progress(self.step, self.deadline, now)
+
+    def given(self, batch: Dispatch, config: EngineConfig, now: float) -> Progress:
+        """Progress once a batch has been sent: an idle engine must begin with it, and end what it begins with, within
+        the deadline of the batch's longest step. What the engine says of its steps goes before this.
+        """
+        if self.deadline is not None:
+            return self
+        windows = sum(window_s(chunk.duration_s) for chunk in batch.chunks)
+        deadline = now + config.deadline_base_s + config.deadline_per_window_s * windows
+        return Progress("dispatch", deadline, self.last_event)
 
     def stuck(self, now: float) -> bool:
         """Whether a step has outrun its deadline. An idle engine never is."""
@@ -82,11 +93,13 @@ class EngineProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        config: EngineConfig,
         clock: Callable[[], float],
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._config = config
         self._clock = clock
         self._events: deque[Event] = deque()
         self._changed = asyncio.Event()
@@ -131,7 +144,7 @@ class EngineProcess:
                 ours.close()
                 raise
         reader, writer = await asyncio.open_connection(sock=ours)
-        engine = cls(process, reader, writer, clock)
+        engine = cls(process, reader, writer, config, clock)
         writer.write(wire.encode_message(config))
         return engine
 
@@ -139,15 +152,24 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def send(self, command: Command) -> None:
-        """Send a command; waits while the engine reads slowly.
+    def post(self, command: Command) -> None:
+        """Send a command without waiting: what the engine does not read at once is kept here until it does.
 
         :raises EngineGone: the process has ended.
         """
         if self._ended.is_set() or self._writer.is_closing():
             raise EngineGone("the engine process has ended")
+        self._writer.write(wire.encode_message(command))
+        if isinstance(command, Dispatch):
+            self.progress = self.progress.given(command, self._config, self._clock())
+
+    async def send(self, command: Command) -> None:
+        """Send a command; waits while the engine reads slowly.
+
+        :raises EngineGone: the process has ended.
+        """
+        self.post(command)
         try:
-            self._writer.write(wire.encode_message(command))
             await self._writer.drain()
         except ConnectionError as exc:
             raise EngineGone("the engine process has ended") from exc
