@@ -108,5 +108,5 @@ class Keys:
         return f"{self.root}:lock:{consumer}"
 
     def life(self, consumer: str) -> str:
-        """Counter: incarnations of the consumer name."""
+        """Counter: incarnations of the consumer name. Expires 30 days after its last beat."""
         return f"{self.root}:life:{consumer}"
