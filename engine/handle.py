@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine import wire
@@ -47,31 +47,38 @@ class Progress:
     """Where the engine's thread stands."""
 
     step: str | None = None
-    """Kind of the step that runs, "dispatch" before the first of a batch; None while nothing is to be done."""
+    """Kind of the step that runs, "batch" before and between those of a batch; None while there is nothing to do."""
     deadline: float | None = None
     """Monotonic time by which it must have ended."""
     last_event: float = 0.0
     """Monotonic time of the last event."""
+    batch_s: float = 0.0
+    """Seconds that an engine with a batch may take until it says that a step has begun; 0 while it has none."""
 
     def after(self, event: Event, now: float) -> Progress:
         """Progress once an event has come."""
         match event:
             case StepStarted():
-                return Progress(event.kind, now + event.deadline_s, now)
-            case StepDone() | BatchDone():
-                return Progress(None, None, now)
+                return replace(self, step=event.kind, deadline=now + event.deadline_s, last_event=now)
+            case BatchDone():
+                return Progress(last_event=now)
+            case StepDone() if self.batch_s:
+                return replace(self, step="batch", deadline=now + self.batch_s, last_event=now)
+            case StepDone():
+                return Progress(last_event=now)
             case _:
-                return Progress(self.step, self.deadline, now)
+                return replace(self, last_event=now)
 
     def given(self, batch: Dispatch, config: EngineConfig, now: float) -> Progress:
-        """Progress once a batch has been sent: an idle engine must begin with it, and end what it begins with, within
-        the deadline of the batch's longest step. What the engine says of its steps goes before this.
+        """Progress once a batch has been sent. The word that a step begins may come late, or never where the process
+        hangs with Python's lock held; so an engine that has a batch may be silent for as long as its longest step may
+        take, and no longer.
         """
-        if self.deadline is not None:
-            return self
         windows = sum(window_s(chunk.duration_s) for chunk in batch.chunks)
-        deadline = now + config.deadline_base_s + config.deadline_per_window_s * windows
-        return Progress("dispatch", deadline, self.last_event)
+        batch_s = config.deadline_base_s + config.deadline_per_window_s * windows
+        if self.deadline is not None:
+            return replace(self, batch_s=batch_s)
+        return Progress("batch", now + batch_s, self.last_event, batch_s)
 
     def stuck(self, now: float) -> bool:
         """Whether a step has outrun its deadline. An idle engine never is."""

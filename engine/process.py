@@ -38,7 +38,8 @@ def log(event: str, **facts: Any) -> None:
 
 HELD = (StepStarted, StepDone, ChunkDone, ChunkFailed)
 """Events that are sent together with the next one, which is never far: each send wakes the worker. What is held when a
-step takes long goes with the sampler's next reading; until then the worker counts from its own Dispatch."""
+step takes long goes with the sampler's next reading; until then the worker counts from what it has sent or heard last
+(:meth:`engine.handle.Progress.given`)."""
 
 
 class Channel:
