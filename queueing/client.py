@@ -338,7 +338,7 @@ class Client:
             case flows.Listen(channel, final):
                 ears.listen(channel, final=final)
             case flows.Wait(seconds):
-                ears.wait(seconds)
+                answer = ears.wait(seconds)
             case _:
                 try:
                     with translated(self._server):
@@ -411,9 +411,11 @@ class _Ears:
         self._bells = self._client._own_bells()
         self._waiter = self._bells.listen(channel, final=final, confirm_s=CONFIRM_S)
 
-    def wait(self, seconds: float) -> None:
-        if self._waiter is not None:
-            self._waiter.wait(seconds)
+    def wait(self, seconds: float) -> bytes:
+        if self._waiter is None:
+            return b""
+        self._waiter.wait(seconds)
+        return self._waiter.said
 
     def close(self) -> None:
         if self._bells is not None and self._waiter is not None:
@@ -591,7 +593,7 @@ class AsyncClient:
             case flows.Listen(channel, final):
                 await ears.listen(channel, final=final)
             case flows.Wait(seconds):
-                await ears.wait(seconds)
+                answer = await ears.wait(seconds)
             case _:
                 try:
                     with translated(self._server):
@@ -664,9 +666,11 @@ class _AsyncEars:
         self._bells = self._client._own_bells()
         self._waiter = await self._bells.listen(channel, final=final, confirm_s=CONFIRM_S)
 
-    async def wait(self, seconds: float) -> None:
-        if self._waiter is not None:
-            await self._waiter.wait(seconds)
+    async def wait(self, seconds: float) -> bytes:
+        if self._waiter is None:
+            return b""
+        await self._waiter.wait(seconds)
+        return self._waiter.said
 
     def close(self) -> None:
         if self._bells is not None and self._waiter is not None:

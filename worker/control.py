@@ -6,6 +6,7 @@ every second anyway, and the renewal of a lease says when its job has ended.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -63,6 +64,8 @@ class ControlReader:
                 last[name] = entries[-1][0]
                 if name == self._keys.wake:
                     self._on_wake()
+                    # Who was woken asks for the work first; only then do we listen again.
+                    await asyncio.sleep(0)
                     continue
                 for _, fields in entries:
                     if b"cancel" in fields:

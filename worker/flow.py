@@ -243,11 +243,12 @@ class JobFlow:
 
     def _done(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
         result = self._result(held, job, audio)
-        size = len(result.model_dump_json())
+        body = result.model_dump_json()
+        size = len(body.encode())
         if size > self._max_result_bytes:
             message = f"the result has {size} bytes; at most {self._max_result_bytes} are kept"
             return Failed(ErrorInfo(code="result_too_large", message=message))
-        return Done(result)
+        return Done(body)
 
     def _chunks(self, held: HeldJob, job: Job, audio: MediaDone) -> list[WaitingChunk]:
         options = decode_options(job)

@@ -54,9 +54,9 @@ class Settler:
         if isinstance(outcome, Retry) and self._is_last(delivery, outcome, max_attempts):
             outcome = Dead(outcome.error)
         match outcome:
-            case Done(result):
+            case Done(body):
                 name = "done"
-                call = queue.settle(delivery, "done", result.model_dump_json())
+                call = queue.settle(delivery, "done", body)
             case Failed(error):
                 name = "failed"
                 call = queue.settle(delivery, "failed", error.model_dump_json())

@@ -789,14 +789,45 @@ def test_events_are_capped(bench: Bench) -> None:
 
 
 def test_the_bell_rings(bench: Bench) -> None:
-    """The start and the end are announced on the job's channel, the end by its state."""
+    """The start and the end are announced on the job's channel, the end by its state and the outcome."""
     job_id = bench.add()
     with bench.redis.pubsub() as listener:
         listener.subscribe(bench.keys.bell(job_id))
         assert listener.get_message(timeout=10)["type"] == "subscribe"
-        bench.settle(bench.one(), "done")
-        heard = [listener.get_message(timeout=10)["data"] for _ in range(3)]
-    assert heard == [b"event", b"event", b"done"]
+        bench.settle(bench.one(), "done", '{"text": "hi"}')
+        heard = [listener.get_message(timeout=10)["data"] for _ in range(2)]
+    assert heard == [b"event", b'done {"text": "hi"}']
+
+
+def test_the_bell_carries_no_large_outcome(bench: Bench) -> None:
+    """An outcome over 16 KiB is announced by the state alone: who waits reads it."""
+    job_id = bench.add()
+    delivery = bench.one()
+    with bench.redis.pubsub() as listener:
+        listener.subscribe(bench.keys.bell(job_id))
+        assert listener.get_message(timeout=10)["type"] == "subscribe"
+        bench.settle(delivery, "failed", "x" * 16385)
+        assert listener.get_message(timeout=10)["data"] == b"failed"
+
+
+def test_a_job_that_never_started_has_no_events(bench: Bench) -> None:
+    """The end of a job that waited makes no stream of events, which would outlive the 60 s of the others."""
+    job_id = bench.add()
+    run(bench.redis, bench.queue.cancel(job_id))
+    assert not bench.redis.exists(bench.keys.events(job_id))
+
+
+def test_incarnations_expire(bench: Bench) -> None:
+    """The count of a name's lives goes 30 days after its last beat; a beat renews that, and nothing is lost by it."""
+    month_ms = 30 * 86_400_000
+    life = bench.keys.life("w")
+    run(bench.redis, bench.queue.adopt("w", "v", 60_000))
+    assert month_ms - 60_000 < bench.redis.pttl(life) <= month_ms
+    bench.redis.pexpire(life, 1000)
+    assert run(bench.redis, bench.queue.beat("w", "v", 60_000, "{}", 1000, [MODEL])).held
+    assert month_ms - 60_000 < bench.redis.pttl(life) <= month_ms
+    bench.redis.delete(life)
+    assert run(bench.redis, bench.queue.adopt("w", "v2", 60_000, over="v")) == (1, "")
 
 
 # --- workers ---
