@@ -19,7 +19,7 @@ from queueing.protocol import Delivery, Queue
 from worker.assembler import WaitingChunk
 from worker.dispatcher import Dispatcher
 from worker.held import ChunkError, HeldJob, Ledger
-from worker.joining import join_segments, join_text, main_language
+from worker.joining import join_segments, join_text, main_language, without_overlaps
 from worker.keeper import EngineKeeper
 from worker.link import Link
 from worker.media.supervisor import MediaSupervisor
@@ -272,8 +272,8 @@ class JobFlow:
         ]
 
     def _result(self, held: HeldJob, job: Job, audio: MediaDone) -> Result:
-        results = [held.results[chunk_id] for chunk_id in held.chunk_ids]
         pieces = audio.pieces
+        results = without_overlaps(pieces, [held.results[chunk_id] for chunk_id in held.chunk_ids])
         return Result(
             text=join_text(results),
             segments=join_segments(pieces, results, audio.duration_s),
