@@ -129,11 +129,14 @@ def _longest(runs: Iterator[_Run], slack_s: float) -> _Run | None:
 
 
 def _part(left: Sequence[Word], right: Sequence[Word], overlap: Overlap) -> tuple[int, int]:
-    """Pass at the middle; but where one side is silent there, keep what the other one says."""
+    """Pass at the middle; but where one side is silent there, keep what the other one says.
+
+    A word across it that each side heard otherwise is the right one's: neither is lost nor both kept.
+    """
     at = overlap.middle
     if left and left[-1].end < at:
         at = left[-1].end
     elif right and right[0].start > at:
         at = right[0].start
     kept = sum(1 for word in left if word.middle < at)
-    return kept, sum(1 for word in right if word.middle < at)
+    return kept, sum(1 for word in right if word.end <= at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -28,10 +29,15 @@ def interpreter(pins: Path, cache: Path, tell: Callable[[str], None]) -> Path:
     folder = cache / "bench" / f"{pins.stem}-{sys.version_info[0]}.{sys.version_info[1]}-{mark}"
     python = folder / "bin" / "python"
     if not (folder / MARKER).exists():
-        tell(f"making an environment for {pins.stem}")
-        shutil.rmtree(folder, ignore_errors=True)
-        _make(folder, python, pins)
-        (folder / MARKER).touch()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Two benchmarks at once must not take each other's half-made folder away.
+        with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / MARKER).exists():
+                tell(f"making an environment for {pins.stem}")
+                shutil.rmtree(folder, ignore_errors=True)
+                _make(folder, python, pins)
+                (folder / MARKER).touch()
     return python
 
 
