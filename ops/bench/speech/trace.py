@@ -117,7 +117,8 @@ def _bars(job: Traced, records: Sequence[steps.Record], first: float) -> list[Ba
     for one in records:
         if job.job in one["jobs"] and "at" in one:
             done = one["at"] - first
-            start = max(begin, done - one["seconds"])
+            # The worker hears of a step a moment after it: none is drawn beyond the engine's part.
+            start = min(max(begin, done - one["seconds"]), end)
             bars.append(Bar(one["kind"], start, max(start, min(end, done))))
     bars.append(Bar("settle", at, max(at, job.answered - first)))
     return bars
