@@ -293,5 +293,5 @@ def test_the_picture_is_well_formed_and_names_what_it_shows() -> None:
     """An SVG that a browser reads, with a legend of the stages that are in it and of no other."""
     drawn = trace.picture(trace.lanes([JOB], RECORDS), trace.STAGES, title="a < b", note="n")
     shown = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"a < b", "waiting in Redis", "2 s of audio"} <= set(shown)
+    assert {"a < b", "waits in Redis", "job 1: 2 s of audio"} <= set(shown)
     assert "language" not in shown

@@ -106,6 +106,12 @@ def test_speech_across_a_seam_is_whole(
     assert wrong(speech_references.recordings()["two_cities.wav"], heard["breathless"].text) <= 0.10
 
 
+def test_context_costs_no_words(client: Client, files: dict[str, Path]) -> None:
+    """With the text before it as context, a piece that overlaps its neighbour still gives what is said in it."""
+    result = client.result(client.submit(files["breathless"], carry_context=True), timeout=TIMEOUT_S)
+    assert wrong(speech_references.recordings()["two_cities.wav"], result.text) <= 0.10
+
+
 @pytest.mark.parametrize("name", ["30 s", "30.01 s"])
 def test_the_edge_of_the_window_costs_nothing(heard: dict[str, Result], name: str) -> None:
     """Thirty seconds, and a hundredth more, are heard to their end."""

@@ -28,15 +28,15 @@ LONG_S = 45.0
 ANSWER_TIMEOUT_S = 240.0
 
 STAGES = (
-    ("queue", "waiting in Redis", "#c9ccd3"),
+    ("queue", "waits in Redis", "#c9ccd3"),
     ("media", "media: decode, find speech, cut", "#e0a458"),
-    ("waiting", "waiting for a batch", "#e9e4d4"),
-    ("engine", "in the engine, between its own steps", "#d9e3ee"),
+    ("waiting", "decoded, waits for its turn in the engine", "#e9e4d4"),
+    ("engine", "in the engine: steps of other rows, features", "#d9e3ee"),
     ("features", "features", "#7fb7a4"),
     ("encode", "encoder", "#3b7dd8"),
     ("detect", "language", "#9b6fc4"),
     ("decode", "decoder", "#1d3f72"),
-    ("settle", "settle, and back to the client", "#b5544d"),
+    ("settle", "written to Redis, and back to the client", "#b5544d"),
 )
 """Kinds of bars, what they are called, and their colours; the middle ones are kinds of steps."""
 
@@ -98,7 +98,10 @@ def _run(client: Client, sounds: Sequence[Sound]) -> list[Traced]:
 def lanes(jobs: Sequence[Traced], records: Sequence[steps.Record]) -> list[Lane]:
     """One lane for each job, in seconds from the first submission."""
     first = min(job.submitted for job in jobs)
-    return [Lane(f"{job.sound.seconds:.0f} s of audio", tuple(_bars(job, records, first))) for job in jobs]
+    return [
+        Lane(f"job {n}: {job.sound.seconds:.0f} s of audio", tuple(_bars(job, records, first)))
+        for n, job in enumerate(jobs, 1)
+    ]
 
 
 def _bars(job: Traced, records: Sequence[steps.Record], first: float) -> list[Bar]:
