@@ -8,13 +8,14 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from engine import blas
 from engine.config import default_cache_dir
@@ -137,6 +138,7 @@ class Side:
     """A running peer whose model is loaded."""
 
     process: subprocess.Popen[str]
+    chatter: IO[bytes]
     facts: dict[str, Any] = field(default_factory=dict)
     """Versions and types, as the process tells them."""
     _lines: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
@@ -145,16 +147,17 @@ class Side:
     def start(cls, peer: Peer, settings: Settings, tell: Callable[[str], None]) -> Self:
         """:raises PeerUnavailable: it cannot be installed, or did not come up."""
         python, env = _interpreter(peer, settings, tell)
+        # Libraries chat there about progress; the last line tells why one has ended.
+        chatter = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         process = subprocess.Popen(
             [*python, *_given(peer, settings), *peer.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Libraries chat there about progress.
-            stderr=subprocess.DEVNULL,
+            stderr=chatter,
             env=env,
             text=True,
         )
-        side = cls(process)
+        side = cls(process, chatter)
         threading.Thread(target=side._read, name=f"side-{peer.name}", daemon=True).start()
         try:
             side.facts = side._answer(START_TIMEOUT_S)
@@ -170,7 +173,7 @@ class Side:
             self.process.stdin.write(json.dumps([str(path) for path in files]) + "\n")
             self.process.stdin.flush()
         except OSError as exc:
-            raise SideFailed(f"its process has ended with status {self.process.wait()}") from exc
+            raise SideFailed(self._ended()) from exc
         told = self._answer(timeout_s)
         heard = tuple(
             Heard(one["text"], tuple((start, end, text) for start, end, text in one["segments"]))
@@ -188,6 +191,7 @@ class Side:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.chatter.close()
 
     def __enter__(self) -> Self:
         return self
@@ -203,6 +207,12 @@ class Side:
             self._lines.put(line)
         self._lines.put("")
 
+    def _ended(self) -> str:
+        status = self.process.wait()
+        self.chatter.seek(0)
+        said = self.chatter.read().decode("utf-8", "replace").strip().splitlines()
+        return f"its process ended with status {status}" + (f": {said[-1][:200]}" if said else "")
+
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         try:
             line = self._lines.get(timeout=timeout_s)
@@ -210,7 +220,7 @@ class Side:
             self.process.kill()
             raise SideFailed(f"it did not answer within {timeout_s:.0f} s") from None
         if not line:
-            raise SideFailed(f"its process ended with status {self.process.wait()}")
+            raise SideFailed(self._ended())
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -26,7 +26,8 @@ def load(folder: Path) -> Any:
     from mlx_whisper.load_models import load_model
 
     config = json.loads((folder / "config.json").read_text())
-    heads = config.pop("alignment_heads", None)
+    # Of use for the times of words alone, which nobody asks for here.
+    config.pop("alignment_heads", None)
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
         (here / "config.json").write_text(json.dumps(config))
@@ -34,8 +35,6 @@ def load(folder: Path) -> Any:
         model = load_model(str(here), mx.float32)
         model.update(tree_map(lambda array: array.astype(mx.float32), model.parameters()))
         mx.eval(model.parameters())
-    if heads:
-        model.set_alignment_heads(heads)
     return model
 
 
