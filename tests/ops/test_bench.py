@@ -180,7 +180,7 @@ def test_the_step_log_tells_how_large_batches_were() -> None:
 
 def test_slots_and_padding_are_reported_where_they_are_told() -> None:
     """Rows over slots, and what of the encoded seconds is no audio."""
-    more = [{**one, "slots": 4, "padded_s": 20.0, "real_s": 5.0} for one in RECORDS]
+    more = [{**one, "slots": 4, "padded_s": 20.0, "audio_s": 5.0} for one in RECORDS]
     told = steps.summary(more)
     assert (told["occupancy"], told["padding_waste"]) == (0.44, 0.75)
 

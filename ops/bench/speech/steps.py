@@ -74,10 +74,10 @@ def _occupancy(decodes: Sequence[Record]) -> float | None:
 
 def _waste(encodes: Sequence[Record]) -> float | None:
     """1 - audio / encoded. Of the records that tell both."""
-    told = [one for one in encodes if one.get("padded_s") and one.get("real_s") is not None]
+    told = [one for one in encodes if one.get("padded_s") and one.get("audio_s") is not None]
     if not told:
         return None
-    audio, encoded = (sum(float(one[name]) for one in told) for name in ("real_s", "padded_s"))
+    audio, encoded = (sum(float(one[name]) for one in told) for name in ("audio_s", "padded_s"))
     return round(1 - audio / encoded, 3)
 
 
