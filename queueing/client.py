@@ -167,6 +167,7 @@ class Client:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        carry_context: bool = False,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -191,6 +192,8 @@ class Client:
             timestamps: Whether to return segments with times.
             temperature: Where decoding starts, 0 to 1.
             max_tokens: Upper bound for each chunk of at most 30 s.
+            carry_context: Give each chunk the text before it: names are then spelled alike, but the chunks of
+                the job run one after another.
             idempotency_key: The same key (of a tenant) with the same work gives the same job for as long
                 as that job is kept, whatever became of it.
             deadline_s: Seconds from now, by Redis' clock, after which the job expires.
@@ -218,6 +221,7 @@ class Client:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            carry_context=carry_context,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,
@@ -468,6 +472,7 @@ class AsyncClient:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        carry_context: bool = False,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -490,6 +495,7 @@ class AsyncClient:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            carry_context=carry_context,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,

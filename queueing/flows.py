@@ -181,6 +181,7 @@ class Submission:
     timestamps: bool = True
     temperature: float = 0.0
     max_tokens: int | None = None
+    carry_context: bool = False
     idempotency_key: str | None = None
     deadline_s: float | None = None
     not_before: datetime | None = None
@@ -295,6 +296,7 @@ class Core:
                     "timestamps": s.timestamps,
                     "temperature": s.temperature,
                     "max_tokens": s.max_tokens,
+                    "carry_context": s.carry_context,
                 },
             }
         )

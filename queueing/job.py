@@ -100,6 +100,8 @@ class SpeechOptions(Wire):
     """Where decoding starts; rows that look wrong climb from here in steps of 0.2."""
     max_tokens: Annotated[int, Field(ge=1, le=448)] | None = None
     """Upper bound on the tokens of one chunk (<= 30 s)."""
+    carry_context: bool = False
+    """Give each chunk the text before it as context. The chunks of the job then run one after another."""
 
 
 class JobBase(Wire):

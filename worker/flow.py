@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from engine.protocol import ChunkRequest, DecodeOptions
+from engine.protocol import ChunkDone, ChunkRequest, DecodeOptions
 from engine.windows import window_s
 from queueing.errors import InvalidJob
 from queueing.job import ErrorInfo, InlineInput, Job, Lane, PathInput, Result, Timings, UrlInput, parse_job
 from queueing.protocol import Delivery, Queue
 from worker.assembler import WaitingChunk
+from worker.context import with_context
 from worker.dispatcher import Dispatcher
 from worker.held import ChunkError, HeldJob, Ledger
-from worker.joining import join_segments, join_text, main_language
+from worker.joining import join_segments, join_text, main_language, without_overlaps
 from worker.keeper import EngineKeeper
 from worker.link import Link
 from worker.media.supervisor import MediaSupervisor
@@ -237,9 +239,23 @@ class JobFlow:
         finished = self._parts.ledger.expect(held, tuple(chunk.request.id for chunk in chunks))
         progress = {"stage": "engine", "done": 0, "total": len(chunks)}
         self._parts.outbox.put(held.delivery, "progress", progress)
+        if job.options.carry_context:
+            held.on_chunk = self._in_turn(chunks)
+            chunks = chunks[:1]
         self._parts.dispatcher.offer(chunks)
         await finished
         return self._done(held, job, audio)
+
+    def _in_turn(self, chunks: list[WaitingChunk]) -> Callable[[ChunkDone], None]:
+        """Offers each chunk once the one before it has text, which is its context."""
+        following = iter(chunks[1:])
+
+        def offer_next(event: ChunkDone) -> None:
+            for chunk in itertools.islice(following, 1):
+                ready = replace(chunk, request=with_context(chunk.request, event), ready_at=time.monotonic())
+                self._parts.dispatcher.offer([ready])
+
+        return offer_next
 
     def _done(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
         result = self._result(held, job, audio)
@@ -273,8 +289,8 @@ class JobFlow:
         ]
 
     def _result(self, held: HeldJob, job: Job, audio: MediaDone) -> Result:
-        results = [held.results[chunk_id] for chunk_id in held.chunk_ids]
         pieces = audio.pieces
+        results = without_overlaps(pieces, [held.results[chunk_id] for chunk_id in held.chunk_ids])
         return Result(
             text=join_text(results),
             segments=join_segments(pieces, results, audio.duration_s),

@@ -2,12 +2,76 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
+from engine import protocol
 from engine.protocol import SAMPLE_RATE, ChunkDone
 from queueing.job import Segment
+from worker import seams
 from worker.media.types import Piece
+from worker.seams import Overlap, Word
+
+
+def without_overlaps(pieces: Sequence[Piece], results: Sequence[ChunkDone]) -> list[ChunkDone]:
+    """Results in which what two pieces heard twice, because they overlap, stands once.
+
+    Raises:
+        ValueError: not one result for each piece.
+    """
+    if len(pieces) != len(results):
+        raise ValueError(f"{len(results)} results for {len(pieces)} pieces")
+    resolved = list(results)
+    for at, (before, after) in enumerate(itertools.pairwise(pieces)):
+        if before.end > after.offset:
+            overlap = Overlap(after.offset / SAMPLE_RATE, before.end / SAMPLE_RATE)
+            left, right = _words(before, resolved[at]), _words(after, resolved[at + 1])
+            kept, onwards = seams.meet(_flat(left), _flat(right), overlap)
+            resolved[at] = _shortened(resolved[at], left, 0, kept)
+            resolved[at + 1] = _shortened(resolved[at + 1], right, onwards, None)
+    return resolved
+
+
+def _words(piece: Piece, result: ChunkDone) -> list[list[Word]]:
+    """The words of each segment, in seconds of the recording."""
+    begin = piece.offset / SAMPLE_RATE
+    return [
+        seams.spread(one.text.strip(), begin + one.start, begin + one.end)
+        for one in result.segments or (protocol.Segment(0.0, piece.duration_s, result.text),)
+    ]
+
+
+def _flat(segments: Sequence[Sequence[Word]]) -> list[Word]:
+    return [word for words in segments for word in words]
+
+
+def _shortened(
+    result: ChunkDone, segments: Sequence[Sequence[Word]], first: int, stop: int | None
+) -> ChunkDone:
+    """The result with words *first* to *stop* of all alone. A segment that loses words lasts as long as the rest."""
+    count = len(_flat(segments))
+    stop = count if stop is None else stop
+    if (first, stop) == (0, count):
+        return result
+    kept, texts, at = [], [], 0
+    for number, words in enumerate(segments):
+        rest = words[max(0, first - at) : max(0, stop - at)]
+        at += len(words)
+        text = "".join(word.text for word in rest).strip()
+        if not text:
+            continue
+        texts.append(text)
+        if result.segments:
+            one = result.segments[number]
+            lasts = one.end - one.start
+            whole = words[-1].end - words[0].start
+            share = lasts / whole if whole > 0 else 0.0
+            start = one.start + (rest[0].start - words[0].start) * share
+            end = one.end - (words[-1].end - rest[-1].end) * share
+            kept.append(dataclasses.replace(one, start=start, end=end, text=text))
+    return dataclasses.replace(result, text=" ".join(texts), segments=tuple(kept))
 
 
 def join_segments(

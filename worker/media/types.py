@@ -103,7 +103,7 @@ class MediaDone:
     duration_s: float
     """Of the whole audio, silence included."""
     pieces: tuple[Piece, ...]
-    """In order, without overlap, each at most max_chunk_s; empty where nobody speaks."""
+    """In order, each at most max_chunk_s; empty where nobody speaks. Two overlap where speech is unbroken."""
     speech_s: float
     """Seconds in which somebody speaks, without the padding around them."""
     decode_s: float
