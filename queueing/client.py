@@ -174,6 +174,7 @@ class Client:
         max_attempts: int = 3,
         result_ttl_s: int = 86_400,
         job_id: str | None = None,
+        webhook: str | None = None,
     ) -> JobHandle:
         """Enqueue one job; returns its id, as a string that also says whether it ``existed``.
 
@@ -199,6 +200,7 @@ class Client:
             max_attempts: Attempts that may end in a retryable error.
             result_ttl_s: Seconds for which the outcome is kept.
             job_id: An id of your own: 8 to 64 letters, digits, ``_`` or ``-``.
+            webhook: An http(s) URL that a worker posts the end to, signed; see docs/web-apps.md.
 
         Raises:
             InvalidJob: an argument breaks the contract; nothing was written.
@@ -225,6 +227,7 @@ class Client:
             max_attempts=max_attempts,
             result_ttl_s=result_ttl_s,
             job_id=job_id,
+            webhook=webhook,
         )
         return self._run(self._core.submit(submission))
 
@@ -473,6 +476,7 @@ class AsyncClient:
         max_attempts: int = 3,
         result_ttl_s: int = 86_400,
         job_id: str | None = None,
+        webhook: str | None = None,
     ) -> JobHandle:
         """Enqueue one job; see :meth:`Client.submit`."""
         from queueing.flows import Submission
@@ -495,6 +499,7 @@ class AsyncClient:
             max_attempts=max_attempts,
             result_ttl_s=result_ttl_s,
             job_id=job_id,
+            webhook=webhook,
         )
         return await self._run(self._core.submit(submission))
 

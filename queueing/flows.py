@@ -35,7 +35,18 @@ from queueing.errors import (
     UnknownJob,
 )
 from queueing.events import Event, decode_event
-from queueing.job import DEFAULT_TENANT, ErrorInfo, Job, Lane, Result, State, job_from_fields, new_job_id
+from queueing.job import (
+    BASE_VERSION,
+    DEFAULT_TENANT,
+    HOOK_VERSION,
+    ErrorInfo,
+    Job,
+    Lane,
+    Result,
+    State,
+    job_from_fields,
+    new_job_id,
+)
 from queueing.protocol import Admission, JobStatus, Queue, Submitted
 from queueing.scripts import Call
 
@@ -177,6 +188,7 @@ class Submission:
     max_attempts: int = 3
     result_ttl_s: int = 86_400
     job_id: str | None = None
+    webhook: str | None = None
 
     @property
     def relative(self) -> bool:
@@ -269,6 +281,8 @@ class Core:
         job = job_from_fields(
             {
                 "kind": s.kind,
+                "v": BASE_VERSION if s.webhook is None else HOOK_VERSION,
+                "webhook": s.webhook,
                 "id": new_job_id() if s.job_id is None else str(s.job_id),
                 "model": self.model if s.model is None else s.model,
                 "lane": s.lane,

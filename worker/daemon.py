@@ -50,6 +50,7 @@ from worker.media.types import MediaError
 from worker.outbox import Outbox
 from worker.settle import Settler
 from worker.steplog import StepLog
+from worker.webhooks import Webhooks
 
 log = logging.getLogger("decibatch.worker")
 
@@ -223,6 +224,9 @@ class Daemon:
                     group.create_task(self._dispatcher.run(), name="dispatcher"),
                     group.create_task(self._outbox.run(), name="outbox"),
                 ]
+                if self._config.webhooks is not None:
+                    webhooks = Webhooks(self._link, self._queue, self._config.webhooks)
+                    jobs.append(group.create_task(webhooks.run(), name="webhooks"))
                 engine = group.create_task(self._keeper.run(), name="engine")
                 await self._stop.wait()
                 await self._drain()
