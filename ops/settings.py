@@ -159,6 +159,21 @@ class Settings(BaseSettings):
         5, gt=0, description="Seconds before the second try; the pause doubles up to an hour."
     )
 
+    rq_queues: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Queues of RQ whose jobs a worker takes too, the first one first, with commas between.",
+    )
+    rq_redis_url: SecretStr | None = Field(
+        None, description="The server of those queues; unset, `redis_url`. A password is never shown."
+    )
+    rq_pickle: bool = Field(
+        False,
+        description=(
+            "Whether jobs of RQ may come as pickles, RQ's own default. Loading one runs whatever its author chose: "
+            "only where everybody who can write to that server is trusted."
+        ),
+    )
+
     batch_items: int = Field(16, ge=1, le=256, description="Chunks (30 s or less) in one batch at most.")
     batch_audio_s: float | None = Field(
         None,
@@ -199,9 +214,11 @@ class Settings(BaseSettings):
         True, description="Whether the text of a job is published while it is being decoded."
     )
 
-    @field_validator("redis_url")
+    @field_validator("redis_url", "rq_redis_url")
     @classmethod
-    def _is_a_server(cls, given: SecretStr) -> SecretStr:
+    def _is_a_server(cls, given: SecretStr | None) -> SecretStr | None:
+        if given is None:
+            return None
         try:
             parts = urlsplit(given.get_secret_value())
             known = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0
@@ -229,7 +246,7 @@ class Settings(BaseSettings):
             raise ValueError("each folder must be an absolute path")
         return roots
 
-    @field_validator("serve", "url_schemes", "webhook_schemes", "input_roots", mode="before")
+    @field_validator("serve", "url_schemes", "webhook_schemes", "input_roots", "rq_queues", mode="before")
     @classmethod
     def _split(cls, given: object) -> object:
         return (

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from ops.settings import MIB, Settings
 
 if TYPE_CHECKING:
+    from worker.bridge import BridgeConfig
     from worker.config import EngineSettings, WorkerConfig
     from worker.media.types import MediaLimits
     from worker.webhooks import WebhookConfig
@@ -48,6 +49,7 @@ def worker_config(settings: Settings) -> WorkerConfig:
         max_result_bytes=settings.max_result_bytes,
         step_log=settings.step_log,
         webhooks=_webhooks(settings),
+        bridge=_bridge(settings),
     )
 
 
@@ -113,6 +115,21 @@ def _webhooks(settings: Settings) -> WebhookConfig | None:
         tries=settings.webhook_tries,
         timeout_s=settings.webhook_timeout_s,
         backoff_s=settings.webhook_backoff_s,
+    )
+
+
+def _bridge(settings: Settings) -> BridgeConfig | None:
+    from queueing.protocol import Admission
+    from worker.bridge import BridgeConfig
+
+    if not settings.rq_queues:
+        return None
+    return BridgeConfig(
+        queues=settings.rq_queues,
+        redis_url=(settings.rq_redis_url or settings.redis_url).get_secret_value(),
+        model=settings.model,
+        admission=Admission(settings.max_waiting, settings.max_inline_bytes),
+        pickle_allowed=settings.rq_pickle,
     )
 
 

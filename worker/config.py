@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from worker.assembler import BatchLimits
+from worker.bridge import BridgeConfig
 from worker.governor import Thresholds
 from worker.media.types import MediaLimits
 from worker.webhooks import WebhookConfig
@@ -86,5 +87,7 @@ class WorkerConfig:
     """A result larger than this, as JSON, fails the job."""
     webhooks: WebhookConfig | None = None
     """How the ends of jobs are told to URLs; None where this worker tells none."""
+    bridge: BridgeConfig | None = None
+    """Queues of RQ whose jobs this worker takes; None for none."""
     step_log: Path | None = None
     """Where to append a JSON line for each step of the engine; never holds text."""
