@@ -252,6 +252,13 @@ class Client:
         """Cancel a job that has not ended; returns the state it has now. Raises UnknownJob."""
         return self._run(self._core.cancel(job_id))
 
+    def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:
+        """Wait for the end of a job, whatever it is, and return the job as it then stands.
+
+        Raises ResultTimeout and UnknownJob as ``result`` does.
+        """
+        return self._run(self._core.wait(job_id, timeout))
+
     def result(self, job_id: str, timeout: float | None = None) -> Result:
         """Wait for the end of a job and return its result.
 
@@ -516,6 +523,10 @@ class AsyncClient:
     async def cancel(self, job_id: str) -> State:
         """Cancel a job that has not ended; returns the state it has now. Raises UnknownJob."""
         return await self._run(self._core.cancel(job_id))
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:  # noqa: ASYNC109
+        """Wait for the end of a job, whatever it is; see :meth:`Client.wait`."""
+        return await self._run(self._core.wait(job_id, timeout))
 
     async def result(self, job_id: str, timeout: float | None = None) -> Result:  # noqa: ASYNC109
         """Wait for the end of a job and return its result; see :meth:`Client.result`."""

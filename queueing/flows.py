@@ -377,6 +377,9 @@ class Core:
         return state
 
     def result(self, job_id: str, timeout: float | None) -> Flow[Result]:
+        return outcome((yield from self.wait(job_id, timeout)))
+
+    def wait(self, job_id: str, timeout: float | None) -> Flow[JobStatus]:
         until = None if timeout is None else self.clock() + timeout
         status = yield from self.status(job_id)
         if not status.state.terminal and (until is None or self.clock() < until):
@@ -388,7 +391,7 @@ class Core:
                 raise ResultTimeout(f"job {job_id} is still {status.state} after {timeout:g} s")
             yield Wait(self._nap(status, until))
             status = yield from self.status(job_id)
-        return outcome(status)
+        return status
 
     def events(self, job_id: str, after: str | None) -> Flow[None]:
         key = self.queue.keys.events(str(job_id))
