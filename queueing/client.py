@@ -6,7 +6,6 @@ module imports neither redis nor pydantic: making a client does.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -596,7 +595,10 @@ class AsyncClient:
         answer: Any = None
         match effect:
             case flows.Pause(seconds):
-                await asyncio.sleep(seconds)
+                # Imported by whoever runs a loop; a thread's client does without its 50 modules.
+                from asyncio import sleep
+
+                await sleep(seconds)
             case flows.Listen(channel, final):
                 await ears.listen(channel, final=final)
             case flows.Wait(seconds):
