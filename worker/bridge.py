@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -17,6 +19,7 @@ from queueing.protocol import Admission, Queue
 if TYPE_CHECKING:
     from queueing.rq_jobs import RqJobs
 
+T = TypeVar("T")
 log = logging.getLogger("decibatch.rq")
 
 POLL_S = 0.2
@@ -66,10 +69,13 @@ async def run_bridge(
         try:
             await _keep_stepping(bridge.step, may_take)
         finally:
-            # Not in a thread: we may be cancelled a second time. Both are a few short commands.
-            try:
+
+            def end() -> None:
                 bridge.release()
                 jobs.end()
+
+            try:
+                await _in_thread(end)
             except (RedisError, OSError) as exc:
                 log.warning("rq was not told the end", extra={"error": type(exc).__name__})
 
@@ -90,15 +96,25 @@ async def _begin(theirs: Any, config: BridgeConfig, name: str) -> RqJobs:
             await asyncio.sleep(AWAY_S)
 
 
+async def _in_thread(act: Callable[[], T]) -> T:
+    """Run in a thread, and wait for its end even when cancelled, however often: what it writes must not meet what
+    comes after us. Its commands have time-outs."""
+    acting = asyncio.ensure_future(asyncio.to_thread(act))
+    try:
+        return await asyncio.shield(acting)
+    except asyncio.CancelledError:
+        while not acting.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({acting})
+        if acting.exception() is not None:
+            log.warning("bridge to rq ended", extra={"error": type(acting.exception()).__name__})
+        raise
+
+
 async def _keep_stepping(step: Callable[..., bool], may_take: Callable[[], bool]) -> None:
     while True:
-        # Shielded: a step that goes on in its thread must not meet what is written after us.
-        stepping = asyncio.ensure_future(asyncio.to_thread(step, may_take=may_take()))
         try:
-            busy = await asyncio.shield(stepping)
-        except asyncio.CancelledError:
-            await asyncio.wait({stepping})
-            raise
+            busy = await _in_thread(partial(step, may_take=may_take()))
         except (RedisError, OSError) as exc:
             log.warning("bridge to rq paused", extra={"error": type(exc).__name__})
             await asyncio.sleep(AWAY_S)

@@ -26,6 +26,7 @@ from tests.support.bench import Bench
 from tests.support.receiver import Receiver
 from tests.support.waiting import wait_until
 from tests.worker.conftest import StartWorker
+from worker.daemon import cancel_all
 from worker.link import Link
 from worker.webhooks import WebhookConfig, Webhooks
 
@@ -65,9 +66,7 @@ def tell(redis_url: str, bench: Bench, until: Callable[[], bool], **options: Any
             while not until():
                 assert not running.done(), running.result()
                 await asyncio.sleep(0.01)
-        running.cancel()
-        keep.cancel()
-        await asyncio.gather(running, keep, return_exceptions=True)
+        await cancel_all([running, keep])
         await link.close()
         return webhooks
 
