@@ -21,6 +21,7 @@ COMMANDS = {
     "result": ("jobs", "Print what a job gave."),
     "cancel": ("jobs", "Stop a job that has not ended."),
     "dead": ("dead", "Look at jobs that were given up on; retry or drop them."),
+    "webhooks": ("webhooks", "Look at webhooks that were given up; send them again."),
     "worker": ("worker", "Run the daemon in the foreground."),
     "redis": ("redis", "Run an embedded Redis-compatible server in the foreground."),
     "health": ("health", "Tell whether some worker is ready and progressing."),

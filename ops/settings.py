@@ -128,8 +128,50 @@ class Settings(BaseSettings):
         ("http", "https"), description="Schemes of the URLs that a worker may fetch, separated by commas."
     )
     url_private_hosts: bool = Field(
-        True,
+        False,
         description="Whether a worker may fetch from loopback, link-local and private addresses.",
+    )
+    input_roots: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (),
+        description=(
+            "Folders under which a worker reads files that jobs name, with commas between; `/` is any file. Unset, any "
+            "file where `redis_url` is this machine's (loopback or a socket), and none where it is another's."
+        ),
+    )
+
+    webhook_secret: SecretStr | None = Field(
+        None,
+        description=(
+            "Signs webhooks: `whsec_` and the base64 of 24 random bytes or more. A worker without it sends none."
+        ),
+    )
+    webhook_schemes: Annotated[tuple[Scheme, ...], NoDecode] = Field(
+        ("https",), description="Schemes of the URLs that webhooks may go to: `https`, `http`."
+    )
+    webhook_private_hosts: bool = Field(
+        False, description="Whether webhooks may go to loopback, link-local and private addresses."
+    )
+    webhook_tries: int = Field(
+        12, ge=1, le=100, description="Tries to deliver a webhook before it is given up."
+    )
+    webhook_timeout_s: float = Field(10, gt=0, le=300, description="Seconds that one try may take.")
+    webhook_backoff_s: float = Field(
+        5, gt=0, description="Seconds before the second try; the pause doubles up to an hour."
+    )
+
+    rq_queues: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Queues of RQ whose jobs a worker takes too, the first one first, with commas between.",
+    )
+    rq_redis_url: SecretStr | None = Field(
+        None, description="The server of those queues; unset, `redis_url`. A password is never shown."
+    )
+    rq_pickle: bool = Field(
+        False,
+        description=(
+            "Whether jobs of RQ may come as pickles, RQ's own default. Loading one runs whatever its author chose: "
+            "only where everybody who can write to that server is trusted."
+        ),
     )
 
     batch_items: int = Field(16, ge=1, le=256, description="Chunks (30 s or less) in one batch at most.")
@@ -172,9 +214,11 @@ class Settings(BaseSettings):
         True, description="Whether the text of a job is published while it is being decoded."
     )
 
-    @field_validator("redis_url")
+    @field_validator("redis_url", "rq_redis_url")
     @classmethod
-    def _is_a_server(cls, given: SecretStr) -> SecretStr:
+    def _is_a_server(cls, given: SecretStr | None) -> SecretStr | None:
+        if given is None:
+            return None
         try:
             parts = urlsplit(given.get_secret_value())
             known = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0
@@ -185,7 +229,24 @@ class Settings(BaseSettings):
             raise ValueError("it is not of the form redis://user:password@host:6379/0") from None
         return given
 
-    @field_validator("serve", "url_schemes", mode="before")
+    @field_validator("webhook_secret")
+    @classmethod
+    def _is_a_key(cls, given: SecretStr | None) -> SecretStr | None:
+        from queueing.webhook import key_of
+
+        if given is not None:
+            key_of(given.get_secret_value())
+        return given
+
+    @field_validator("input_roots")
+    @classmethod
+    def _are_absolute(cls, given: tuple[Path, ...]) -> tuple[Path, ...]:
+        roots = tuple(root.expanduser() for root in given)
+        if not all(root.is_absolute() for root in roots):
+            raise ValueError("each folder must be an absolute path")
+        return roots
+
+    @field_validator("serve", "url_schemes", "webhook_schemes", "input_roots", "rq_queues", mode="before")
     @classmethod
     def _split(cls, given: object) -> object:
         return (

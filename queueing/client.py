@@ -6,7 +6,6 @@ module imports neither redis nor pydantic: making a client does.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -175,6 +174,7 @@ class Client:
         max_attempts: int = 3,
         result_ttl_s: int = 86_400,
         job_id: str | None = None,
+        webhook: str | None = None,
     ) -> JobHandle:
         """Enqueue one job; returns its id, as a string that also says whether it ``existed``.
 
@@ -202,6 +202,7 @@ class Client:
             max_attempts: Attempts that may end in a retryable error.
             result_ttl_s: Seconds for which the outcome is kept.
             job_id: An id of your own: 8 to 64 letters, digits, ``_`` or ``-``.
+            webhook: An http(s) URL that a worker posts the end to, signed; see docs/web-apps.md.
 
         Raises:
             InvalidJob: an argument breaks the contract; nothing was written.
@@ -229,6 +230,7 @@ class Client:
             max_attempts=max_attempts,
             result_ttl_s=result_ttl_s,
             job_id=job_id,
+            webhook=webhook,
         )
         return self._run(self._core.submit(submission))
 
@@ -252,6 +254,13 @@ class Client:
     def cancel(self, job_id: str) -> State:
         """Cancel a job that has not ended; returns the state it has now. Raises UnknownJob."""
         return self._run(self._core.cancel(job_id))
+
+    def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:
+        """Wait for the end of a job, whatever it is, and return the job as it then stands.
+
+        Raises ResultTimeout and UnknownJob as ``result`` does.
+        """
+        return self._run(self._core.wait(job_id, timeout))
 
     def result(self, job_id: str, timeout: float | None = None) -> Result:
         """Wait for the end of a job and return its result.
@@ -480,6 +489,7 @@ class AsyncClient:
         max_attempts: int = 3,
         result_ttl_s: int = 86_400,
         job_id: str | None = None,
+        webhook: str | None = None,
     ) -> JobHandle:
         """Enqueue one job; see :meth:`Client.submit`."""
         from queueing.flows import Submission
@@ -503,6 +513,7 @@ class AsyncClient:
             max_attempts=max_attempts,
             result_ttl_s=result_ttl_s,
             job_id=job_id,
+            webhook=webhook,
         )
         return await self._run(self._core.submit(submission))
 
@@ -519,6 +530,10 @@ class AsyncClient:
     async def cancel(self, job_id: str) -> State:
         """Cancel a job that has not ended; returns the state it has now. Raises UnknownJob."""
         return await self._run(self._core.cancel(job_id))
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:  # noqa: ASYNC109
+        """Wait for the end of a job, whatever it is; see :meth:`Client.wait`."""
+        return await self._run(self._core.wait(job_id, timeout))
 
     async def result(self, job_id: str, timeout: float | None = None) -> Result:  # noqa: ASYNC109
         """Wait for the end of a job and return its result; see :meth:`Client.result`."""
@@ -583,6 +598,8 @@ class AsyncClient:
         if _cancellations() > asked:
             # Below Python 3.12 asyncio.wait_for, by which redis-py sends, can swallow a cancellation that comes
             # in the same moment as what it waits for. Whoever asked for it must not wait for our next one.
+            import asyncio
+
             raise asyncio.CancelledError
         return advance(flow, answer, error)
 
@@ -595,7 +612,10 @@ class AsyncClient:
         answer: Any = None
         match effect:
             case flows.Pause(seconds):
-                await asyncio.sleep(seconds)
+                # Imported by whoever runs a loop; a thread's client does without its 50 modules.
+                from asyncio import sleep
+
+                await sleep(seconds)
             case flows.Listen(channel, final):
                 await ears.listen(channel, final=final)
             case flows.Wait(seconds):
@@ -654,6 +674,8 @@ class AsyncClient:
 
 def _cancellations() -> int:
     """How often the running task was asked to end, those that time-outs have taken back aside."""
+    import asyncio
+
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 

@@ -36,7 +36,18 @@ from queueing.errors import (
     UnknownJob,
 )
 from queueing.events import Event, decode_event
-from queueing.job import DEFAULT_TENANT, ErrorInfo, Job, Lane, Result, State, job_from_fields, new_job_id
+from queueing.job import (
+    BASE_VERSION,
+    DEFAULT_TENANT,
+    HOOK_VERSION,
+    ErrorInfo,
+    Job,
+    Lane,
+    Result,
+    State,
+    job_from_fields,
+    new_job_id,
+)
 from queueing.protocol import Admission, JobStatus, Queue, Submitted
 from queueing.scripts import Call
 
@@ -189,6 +200,7 @@ class Submission:
     max_attempts: int = 3
     result_ttl_s: int = 86_400
     job_id: str | None = None
+    webhook: str | None = None
 
     @property
     def relative(self) -> bool:
@@ -281,6 +293,8 @@ class Core:
         job = job_from_fields(
             {
                 "kind": s.kind,
+                "v": BASE_VERSION if s.webhook is None else HOOK_VERSION,
+                "webhook": s.webhook,
                 "id": new_job_id() if s.job_id is None else str(s.job_id),
                 "model": self.model if s.model is None else s.model,
                 "lane": s.lane,
@@ -377,6 +391,15 @@ class Core:
         return state
 
     def result(self, job_id: str, timeout: float | None) -> Flow[Result]:
+        end = yield from self._end(job_id, timeout)
+        return outcome_of(end) if isinstance(end, JobStatus) else outcome(str(job_id), *end)
+
+    def wait(self, job_id: str, timeout: float | None) -> Flow[JobStatus]:
+        end = yield from self._end(job_id, timeout)
+        return end if isinstance(end, JobStatus) else (yield from self.status(job_id))
+
+    def _end(self, job_id: str, timeout: float | None) -> Flow[JobStatus | tuple[State, bytes]]:
+        """The end of a job: as the bell told it, where the outcome is small, else as it is read."""
         check_id(job_id)
         until = None if timeout is None else self.clock() + timeout
         status = None
@@ -392,9 +415,9 @@ class Core:
             said: bytes = yield Wait(self._nap(status, until))
             state, _, body = said.partition(b" ")
             if body:
-                return outcome(str(job_id), State(state.decode()), body)
+                return State(state.decode()), body
             status = yield from self.status(job_id)
-        return outcome_of(status)
+        return status
 
     def _just_submitted(self, job_id: str) -> bool:
         """So lately that nobody can have done it: to ask for its state before listening would be a wasted question."""

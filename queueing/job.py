@@ -17,9 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from queueing.errors import InvalidJob
 
-WIRE_VERSION = 1
-"""Raised when a job needs a worker that knows more than the last one did. A worker that takes a job
-of a newer version hands it back untouched, for a newer worker to take."""
+WIRE_VERSION = 2
+"""What this version understands. Raised when a job needs a worker that knows more than the last one did. A worker
+that takes a job of a newer version hands it back untouched, for a newer worker to take. 2 added hooks: who is told
+the end."""
+
+BASE_VERSION = 1
+"""That of a job which asks for nothing newer, so that older workers take it too."""
+HOOK_VERSION = 2
 
 DEFAULT_TENANT = "default"
 
@@ -27,6 +32,10 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,
 """A part of a Redis key: no colon, no brace, nothing a shell or a glob would read."""
 
 JobId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+
+
+WebhookUrl = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", max_length=2048)]
+"""ASCII without spaces; whether it may be reached is the worker's to decide."""
 
 
 class Lane(StrEnum):
@@ -107,7 +116,8 @@ class SpeechOptions(Wire):
 class JobBase(Wire):
     """What every kind of job carries."""
 
-    v: Annotated[int, Field(ge=1)] = WIRE_VERSION
+    v: Annotated[int, Field(ge=1)] = BASE_VERSION
+    """Least wire version of a worker that may run the job."""
     id: JobId
     model: Name
     lane: Lane = Lane.NORMAL
@@ -121,6 +131,8 @@ class JobBase(Wire):
     """Unix milliseconds before which the job must not start."""
     result_ttl_s: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Seconds for which the outcome is kept after the end."""
+    webhook: WebhookUrl | None = None
+    """Told the end by a signed POST; needs ``v`` 2."""
 
 
 class TranscribeJob(JobBase):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from worker.assembler import BatchLimits
+from worker.bridge import BridgeConfig
 from worker.governor import Thresholds
 from worker.media.types import MediaLimits
+from worker.webhooks import WebhookConfig
 
 MAX_BEAT_S = 2.0
 
@@ -83,5 +85,9 @@ class WorkerConfig:
     """A model that no worker has served for so long is unknown, and its jobs fail."""
     max_result_bytes: int = 16 * 1024**2
     """A result larger than this, as JSON, fails the job."""
+    webhooks: WebhookConfig | None = None
+    """How the ends of jobs are told to URLs; None where this worker tells none."""
+    bridge: BridgeConfig | None = None
+    """Queues of RQ whose jobs this worker takes; None for none."""
     step_log: Path | None = None
     """Where to append a JSON line for each step of the engine; never holds text."""

@@ -34,6 +34,7 @@ from queueing.keys import Keys
 from queueing.protocol import Queue, StreamName, Taken
 from worker import health
 from worker.assembler import WaitingChunk
+from worker.bridge import run_bridge
 from worker.config import WorkerConfig
 from worker.control import ControlReader
 from worker.dispatcher import Dispatcher
@@ -51,6 +52,7 @@ from worker.outbox import Outbox
 from worker.settle import Settler
 from worker.steplog import StepLog
 from worker.sweep import Sweeper
+from worker.webhooks import Webhooks
 
 log = logging.getLogger("decibatch.worker")
 
@@ -225,6 +227,19 @@ class Daemon:
                     group.create_task(self._outbox.run(), name="outbox"),
                     group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
                 ]
+                if self._config.webhooks is not None:
+                    webhooks = Webhooks(self._link, self._queue, self._config.webhooks)
+                    jobs.append(group.create_task(webhooks.run(), name="webhooks"))
+                if self._config.bridge is not None:
+                    bridging = run_bridge(
+                        self._config.bridge,
+                        queue_url=self._config.redis_url,
+                        queue=self._queue,
+                        name=f"decibatch.{self._queue.keys.name}.{self._me.owner.replace('#', '.')}",
+                        open_at_once=self._config.credits,
+                        may_take=lambda: self._credits_left() > 0,
+                    )
+                    jobs.append(group.create_task(bridging, name="bridge"))
                 engine = group.create_task(self._keeper.run(), name="engine")
                 await self._stop.wait()
                 await self._drain()

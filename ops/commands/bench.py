@@ -7,6 +7,7 @@ import signal
 import click
 
 from ops.commands.bench_faults import faults_command
+from ops.commands.bench_import import import_command
 from ops.commands.bench_overhead import overhead_command
 from ops.commands.bench_soak import soak_command
 from ops.commands.bench_speech import speech_command
@@ -29,3 +30,4 @@ bench_command.add_command(faults_command)
 bench_command.add_command(overhead_command)
 bench_command.add_command(soak_command)
 bench_command.add_command(speech_command)
+bench_command.add_command(import_command)

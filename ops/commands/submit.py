@@ -44,6 +44,7 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="With --wait."
 )
 @click.option("--upload", is_flag=True, help="Send the bytes: the worker need not see the file.")
+@click.option("--webhook", metavar="URL", help="Told the end by a signed POST.")
 @click.option("--wait", is_flag=True, help="Show progress, then print the transcripts.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), help="Seconds to wait; the jobs go on after it."
@@ -58,6 +59,7 @@ def submit_command(
     language: str | None,
     form: str,
     upload: bool,
+    webhook: str | None,
     wait: bool,
     timeout_s: float | None,
     as_json: bool,
@@ -78,6 +80,7 @@ def submit_command(
         "lane": lane,
         "language": language,
         "result_ttl_s": settings.result_ttl_s,
+        "webhook": webhook,
     }
     jobs = [Tracked(text, short_name(text)) for text in inputs]
     send(client, settings, jobs, upload=upload, options=options)
