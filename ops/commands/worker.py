@@ -10,7 +10,7 @@ from ops import logs
 from ops.commands.common import load_settings
 from ops.exits import Trouble
 
-NEEDED = ("mlx", "mlx_audio", "av", "numpy", "soundfile", "tokenizers")
+NEEDED = ("mlx", "mlx_audio", "av", "numpy", "prometheus_client", "soundfile", "tokenizers", "uvicorn")
 
 
 @click.command("worker")
@@ -29,4 +29,9 @@ def worker_command() -> int:
     from ops.worker_config import worker_config
     from worker import daemon
 
-    return daemon.run(worker_config(settings))
+    companion = None
+    if settings.health_server:
+        from ops.web import HealthServer
+
+        companion = HealthServer(settings.health_host, settings.health_port)
+    return daemon.run(worker_config(settings), companion)
