@@ -42,6 +42,7 @@ class Stats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._began = clock()
         self._jobs: deque[tuple[float, JobEnded]] = deque(maxlen=MAX_JOBS)
         self._steps: deque[tuple[float, StepRan]] = deque(maxlen=4 * MAX_JOBS)
         self._batches: deque[tuple[float, int]] = deque(maxlen=MAX_JOBS)
@@ -85,7 +86,7 @@ class Stats:
         jobs = [job for _, job in self._jobs]
         done = [job for job in jobs if job.outcome == "done"]
         rows = [rows for _, rows in self._batches]
-        span = max(1.0, now - self._jobs[0][0]) if self._jobs else 1.0
+        span = min(WINDOW_S, max(1.0, now - self._began))
         return {
             "window_s": WINDOW_S,
             "jobs_per_min": round(60 * len(done) / span, 2),
@@ -105,14 +106,14 @@ class Stats:
             },
             "batch_rows": {str(size): count for size, count in sorted(Counter(rows).items())},
             "batch_seconds": spread([seconds for _, seconds in self._batch_seconds]),
-            "steps": self._roll_up_steps(),
+            "steps": self._roll_up_steps(span),
             "failures": [
                 {"at_ms": job.at_ms, "job": job.job, "outcome": job.outcome, "code": job.code}
                 for job in reversed(self._failures)
             ],
         }
 
-    def _roll_up_steps(self) -> dict[str, float | None]:
+    def _roll_up_steps(self, span: float) -> dict[str, float | None]:
         steps = [step for _, step in self._steps]
         encoded = [step for step in steps if step.kind == "encode"]
         decoded = [step for step in steps if step.kind == "decode"]
@@ -122,7 +123,7 @@ class Stats:
             "padding_waste": _share(padded - sum(step.real_s for step in encoded), padded),
             "occupancy": _share(sum(step.rows * step.steps for step in decoded), slots),
             "shape_reuse": _share(sum(step.again for step in encoded), len(encoded)),
-            "busy": round(min(1.0, sum(step.seconds for step in steps) / WINDOW_S), 4),
+            "busy": round(min(1.0, sum(step.seconds for step in steps) / span), 4),
         }
 
 
