@@ -17,6 +17,7 @@ from ops.exits import Exit, Trouble
 from ops.settings import CONFIG_VARIABLE, ENV_PREFIX, config_file, default_config_file
 
 if TYPE_CHECKING:
+    from ops.doctor.finding import Finding
     from ops.service.launchctl import Ask
     from ops.service.manager import Manager
     from ops.service.plist import Service
@@ -163,6 +164,25 @@ def print_command(system: bool) -> int:
 
     click.echo(render(_service(system)).decode(), nl=False)
     return Exit.OK
+
+
+def service_finding() -> Finding:
+    """For the doctor: whether a service is installed, is as it should be now, and runs."""
+    from ops.doctor.finding import ok, warn
+    from ops.service.plist import render
+
+    manager = next((one for one in map(_manager, (False, True)) if one.place.file.is_file()), None)
+    if manager is None:
+        return ok("service", "None is installed.")
+    flag = " --system" if manager.place.domain == "system" else ""
+    if manager.place.file.read_bytes() != render(manager.service):
+        said = f"{manager.place.file} is of another version, environment or setting than this one."
+        return warn("service", said, f"decibatch service install{flag}")
+    loaded = manager.status()
+    if loaded is None or not loaded.running:
+        said = f"{manager.place.target} does not run; its last exit: {loaded.last_exit if loaded else 'not loaded'}."
+        return warn("service", said, f"decibatch service start{flag}, and decibatch service logs{flag}")
+    return ok("service", f"{manager.place.target} runs as process {loaded.pid}.")
 
 
 # --- from this machine to plain values --------------------------------------------------------------
