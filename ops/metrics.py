@@ -24,8 +24,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS = (
-    *(0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5, 2.2, 3.3),
-    *(5.0, 7.5, 11.0, 17.0, 25.0, 40.0, 60.0, 120.0, 300.0, 900.0, 3600.0),
+    *(0.025, 0.04, 0.06, 0.1, 0.15, 0.22, 0.33, 0.5, 0.75, 1.1, 1.7, 2.5),
+    *(3.7, 5.5, 8.0, 12.0, 18.0, 27.0, 40.0, 60.0, 120.0, 300.0, 900.0, 3600.0),
 )
 """Bounds a factor of about 1.5 apart up to a minute: a quantile read from them is off by at most that."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -217,7 +217,9 @@ def _worker(said: dict[str, Any]) -> Iterator[Metric]:
         "1 while a step of the engine takes far longer than its like.",
         float(any(reason in ("engine_stalled", "engine_stuck") for reason in said["reasons"])),
     )
-    yield _gauge("engine_silent_seconds", "Since the engine last said anything.", said["progress_s"])
+    yield _gauge(
+        "engine_step_age_seconds", "For how long the running step runs; 0 between steps.", said["step_s"]
+    )
     yield CounterMetricFamily(
         "decibatch_engine_restarts", "Restarts of the engine process.", value=engine["restarts"]
     )

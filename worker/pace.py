@@ -46,6 +46,10 @@ class Pace:
         slowest = dict(self.slowest).get(self.kind or "")
         return None if slowest is None else max(FLOOR_S, TIMES * slowest * self.size)
 
+    def running_s(self, now: float) -> float:
+        """For how long the step runs; 0 between steps."""
+        return max(0.0, now - self.began) if self.kind is not None else 0.0
+
     def stalled(self, now: float) -> bool:
         allowed = self.allowed_s()
         return allowed is not None and now - self.began > allowed

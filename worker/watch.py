@@ -197,6 +197,7 @@ class Watch:
         told = self.stats.document()
         return {
             **told,
+            "step_s": round(self._pace.running_s(time.monotonic()), 2),
             "warnings": self.warnings(),
             "canary": self.canary.document() if self.canary is not None else None,
             "cores": self.usage.cores,
