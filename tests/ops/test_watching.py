@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import itertools
 import json
 import math
-import re
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,69 +16,25 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from engine.fake import FakeConfig, Poison
+from engine.fake import FakeConfig
 from ops import top
 from ops.embedded import EmbeddedServer
 from ops.health import WorkerHealth
 from ops.metrics import SECONDS, Metrics
 from queueing.client import Client
-from queueing.connect import connect
 from queueing.errors import JobFailed
 from queueing.protocol import Depth, LaneDepth
 from tests.ops.stand_in import clean_environment
 from tests.support.waiting import wait_until
+from tests.support.watched import Watched, emptied, fetch
 from tests.support.worker_process import WorkerProcess, speech, write_wav
 from worker.facts import EngineEnded, LevelChanged, StepRan
 from worker.governor import Level
-from worker.pace import FLOOR_S
 
 ROOT = Path(__file__).parents[2]
 LANES = ("interactive", "normal", "bulk")
-
-
-def fetch(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
-    """Status, content type, body."""
-    host, port = address.rsplit(":", 1)
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.getheader("content-type") or "", answer.read().decode()
-    finally:
-        connection.close()
-
-
-def emptied(server: EmbeddedServer) -> None:
-    with connect(server.url) as redis:
-        redis.flushall()
-
-
-class Watched:
-    """A worker that has done something of everything, and where it can be asked."""
-
-    def __init__(self, worker: WorkerProcess, url: str) -> None:
-        self.worker = worker
-        self.url = url
-        self.address = str(worker.health()["http"])
-
-    def ready(self) -> tuple[int, dict[str, Any]]:
-        status, _, body = fetch(self.address, "/readyz")
-        return status, json.loads(body)
-
-    def status(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(fetch(self.address, "/status")[2])
-        return told
-
-    def scrape(self) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-        """Sample name to label values to value."""
-        told: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-        for family in text_string_to_metric_families(fetch(self.address, "/metrics")[2]):
-            for sample in family.samples:
-                told.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
-        return told
 
 
 @pytest.fixture(scope="module")
@@ -286,114 +238,6 @@ def test_buckets_are_fine_enough_for_a_p99() -> None:
     assert list(SECONDS) == sorted(SECONDS)
     assert all(after / before <= 1.67 for before, after in itertools.pairwise(minute))
     assert minute[0] <= 0.025
-
-
-# --- a worker in trouble ----------------------------------------------------------------------------
-
-
-def test_a_stuck_engine_turns_unready_in_seconds(server: EmbeddedServer, tmp_path: Path) -> None:
-    """A step that hangs is told long before its deadline of minutes ends it, over HTTP and in Redis."""
-    emptied(server)
-    worker = WorkerProcess(server.url, tmp_path, fake=FakeConfig(), step_deadline_s=600)
-    try:
-        worker.wait_ready()
-        seen = Watched(worker, server.url)
-        with Client(server.url) as client:
-            client.result(client.submit(write_wav(tmp_path / "a.wav", speech(2.0))), timeout=30)
-            client.submit(write_wav(tmp_path / "b.wav", speech(2.0), Poison.HANG))
-            wait_until(lambda: seen.ready()[0] == 503, "not ready", 60.0)
-        assert seen.ready()[1]["reasons"] == ["engine_stalled"]
-        assert seen.status()["step_s"] > FLOOR_S
-        assert seen.status()["engine"]["restarts"] == 0
-        assert fetch(seen.address, "/livez")[0] == 200
-        assert seen.scrape()["decibatch_engine_stalled"][()] == 1
-        wait_until(lambda: worker.health().get("reasons") == ["engine_stalled"], "told in Redis")
-    finally:
-        worker.close()
-
-
-def test_a_worker_without_redis_says_so(tmp_path: Path) -> None:
-    """Before it ever reached its server a worker is alive and not ready, and says why."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    worker = WorkerProcess(f"redis://127.0.0.1:{port}/0", tmp_path, fake=FakeConfig())
-    try:
-
-        def address() -> str | None:
-            found = re.search(r'"address": "([^"]+)"', worker.log.read_text())
-            return found[1] if found else None
-
-        where = str(wait_until(address, "the health server"))
-        assert fetch(where, "/livez")[0] == 200
-        status, _, body = fetch(where, "/readyz")
-        assert status == 503
-        assert "redis_away" in json.loads(body)["reasons"]
-        assert "decibatch_redis_up 0.0" in fetch(where, "/metrics")[2]
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0
-    finally:
-        worker.close()
-
-
-def test_a_taken_port_does_not_stop_the_work(server: EmbeddedServer, tmp_path: Path) -> None:
-    """A worker whose port is taken works without a health server, and its log says so."""
-    emptied(server)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        worker = WorkerProcess(server.url, tmp_path, fake=FakeConfig(), health_port=taken.getsockname()[1])
-        try:
-            worker.wait_ready()
-            assert worker.health()["http"] == ""
-            assert "no health server" in worker.log.read_text()
-            assert worker.terminate() == 0
-        finally:
-            worker.close()
-
-
-def test_it_can_be_switched_off(server: EmbeddedServer, tmp_path: Path) -> None:
-    """With the setting off, the worker listens nowhere."""
-    emptied(server)
-    worker = WorkerProcess(server.url, tmp_path, fake=FakeConfig(), health_server="false")
-    try:
-        worker.wait_ready()
-        assert worker.health()["http"] == ""
-        import psutil
-
-        kinds = {one.status for one in psutil.Process(worker.pid).net_connections("inet")}
-        assert psutil.CONN_LISTEN not in kinds
-    finally:
-        worker.terminate()
-        worker.close()
-
-
-def test_slower_than_its_own_best_is_a_warning(server: EmbeddedServer, tmp_path: Path) -> None:
-    """A worker that comes up at a fraction of its best says so in health, metrics and doctor; it stays ready."""
-    from ops.doctor.run import workers_of
-
-    emptied(server)
-    told: list[dict[str, Any]] = []
-    for step_s in (0.005, 0.2):
-        worker = WorkerProcess(
-            server.url, tmp_path, fake=FakeConfig(step_s=step_s), canary="true", cache_dir=tmp_path / "cache"
-        )
-        try:
-            worker.wait_ready()
-            seen = Watched(worker, server.url)
-            wait_until(lambda seen=seen: seen.status()["canary"]["models"], "the canary's result")
-            told.append(seen.status())
-            slow = seen.scrape()["decibatch_canary_share"][("model", "tiny.en"),]
-            assert worker.terminate() == 0
-        finally:
-            worker.close()
-    assert told[0]["warnings"] == []
-    assert told[1]["ready"] is True
-    assert told[1]["warnings"][0].startswith("slow_engine (tiny.en at ")
-    assert slow < 0.5
-    finding = workers_of([WorkerHealth("w1", True, (), 0.0, 0.0, told[1])], "main")[0]
-    assert finding.verdict == "warn"
-    assert "slow_engine" in finding.said
 
 
 # --- top --------------------------------------------------------------------------------------------
