@@ -9,7 +9,6 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +17,17 @@ import pytest
 import yaml
 from rich.console import Console
 
-from engine.fake import FakeConfig
 from ops import top
-from ops.embedded import EmbeddedServer
 from ops.health import WorkerHealth
 from ops.metrics import SECONDS, Metrics
 from queueing.client import Client
-from queueing.errors import JobFailed
 from queueing.protocol import Depth, LaneDepth
 from tests.ops.stand_in import clean_environment
-from tests.support.waiting import wait_until
-from tests.support.watched import Watched, emptied, fetch
-from tests.support.worker_process import WorkerProcess, speech, write_wav
+from tests.support.watched import LANES, Watched, fetch
 from worker.facts import EngineEnded, LevelChanged, StepRan
 from worker.governor import Level
 
 ROOT = Path(__file__).parents[2]
-LANES = ("interactive", "normal", "bulk")
-
-
-@pytest.fixture(scope="module")
-def watched(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """One worker for all tests here that only look: eleven jobs done over three lanes, one failed."""
-    folder = tmp_path_factory.mktemp("watched")
-    emptied(server)
-    fake = FakeConfig(step_s=0.01)
-    worker = WorkerProcess(
-        server.url, folder, fake=fake, name="studio", canary="true", cache_dir=folder / "cache"
-    )
-    try:
-        worker.wait_ready()
-        clip = write_wav(folder / "clip.wav", speech(2.0))
-        with Client(server.url) as client:
-            jobs = [client.submit(clip, lane=LANES[number % 3]) for number in range(11)]
-            for job in jobs:
-                client.result(job, timeout=60)
-            with pytest.raises(JobFailed):
-                client.result(client.submit(folder / "none.wav"), timeout=60)
-        seen = Watched(worker, server.url)
-        wait_until(lambda: seen.status()["canary"]["models"], "the canary's result")
-        wait_until(lambda: seen.status()["queue"], "a look at the queue")
-        wait_until(lambda: worker.health().get("failures"), "the failure in the health")
-        yield seen
-    finally:
-        worker.terminate()
-        worker.close()
 
 
 # --- the server -------------------------------------------------------------------------------------

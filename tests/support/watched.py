@@ -12,6 +12,8 @@ from ops.embedded import EmbeddedServer
 from queueing.connect import connect
 from tests.support.worker_process import WorkerProcess
 
+LANES = ("interactive", "normal", "bulk")
+
 
 def fetch(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
     """Status, content type, body."""
