@@ -107,24 +107,19 @@ class Metrics:
         self._prepare()
 
     def _prepare(self) -> None:
-        """A series that appears with its first event has no rate for it: let all begin at 0."""
-        for each in LANES:
-            self._first.labels(each.value)
-            self._total.labels(each.value)
-        for stage in STAGES:
-            self._stages.labels(stage)
-        for kind in KINDS:
-            self._steps.labels(kind)
-            self._step_seconds.labels(kind)
+        """A series that appears with its first event has no rate for it: let all begin at 0. What happens for each job
+        is bound to its labels here, once.
+        """
+        self._first_of = {lane.value: self._first.labels(lane.value) for lane in LANES}
+        self._total_of = {lane.value: self._total.labels(lane.value) for lane in LANES}
+        self._stage_of = [self._stages.labels(stage) for stage in STAGES]
+        self._steps_of = {kind: self._steps.labels(kind) for kind in KINDS}
+        self._seconds_of = {kind: self._step_seconds.labels(kind) for kind in KINDS}
+        self._audio_in, self._padding_in = (self._encoded.labels(what) for what in ("audio", "padding"))
+        self._taken, self._empty = (self._slots.labels(state) for state in ("taken", "empty"))
+        self._hit, self._miss = (self._shapes.labels(result) for result in ("hit", "miss"))
         for level in LEVELS:
             self._transitions.labels(level)
-        for counter, values in (
-            (self._encoded, ("audio", "padding")),
-            (self._slots, ("taken", "empty")),
-            (self._shapes, ("hit", "miss")),
-        ):
-            for value in values:
-                counter.labels(value)
 
     def watch(self, status: Callable[[], dict[str, Any]]) -> None:
         """Collect levels from a worker's status, once for each scrape."""
@@ -153,25 +148,27 @@ class Metrics:
             self._failures.labels(job.code).inc()
         if job.outcome != "done":
             return
-        self._total.labels(job.lane).observe(job.total_s)
+        self._total_of[job.lane].observe(job.total_s)
         if job.first_text_s is not None:
-            self._first.labels(job.lane).observe(job.first_text_s)
+            self._first_of[job.lane].observe(job.first_text_s)
         stages = (job.queued_s, job.media_s, job.waiting_s, job.engine_s)
-        for stage, seconds in zip(STAGES, stages, strict=True):
+        for histogram, seconds in zip(self._stage_of, stages, strict=True):
             if seconds is not None:
-                self._stages.labels(stage).observe(seconds)
+                histogram.observe(seconds)
         self._audio.inc(job.audio_s)
 
     def _note_step(self, step: StepRan) -> None:
-        self._steps.labels(step.kind).inc(step.steps)
-        self._step_seconds.labels(step.kind).inc(step.seconds)
+        if step.kind not in KINDS:
+            return
+        self._steps_of[step.kind].inc(step.steps)
+        self._seconds_of[step.kind].inc(step.seconds)
         if step.kind == "encode":
-            self._encoded.labels("audio").inc(step.real_s)
-            self._encoded.labels("padding").inc(max(0.0, step.padded_s - step.real_s))
-            self._shapes.labels("hit" if step.again else "miss").inc()
+            self._audio_in.inc(step.real_s)
+            self._padding_in.inc(max(0.0, step.padded_s - step.real_s))
+            (self._hit if step.again else self._miss).inc()
         if step.kind == "decode":
-            self._slots.labels("taken").inc(step.rows * step.steps)
-            self._slots.labels("empty").inc((step.slots - step.rows) * step.steps)
+            self._taken.inc(step.rows * step.steps)
+            self._empty.inc((step.slots - step.rows) * step.steps)
 
 
 class _StatusCollector(Collector):

@@ -129,10 +129,11 @@ class Watch:
                 if event.rows:
                     self._tell(self._step(event))
             case BatchDone():
-                self._chunks.clear()
                 self._tell(BatchEnded(event.seconds))
-            case ChunkDone() | ChunkFailed() if self.canary is not None:
-                self.canary.engine_event(event, now)
+            case ChunkDone() | ChunkFailed():
+                self._chunks.pop(event.chunk, None)
+                if self.canary is not None:
+                    self.canary.engine_event(event, now)
             case _:
                 pass
 
@@ -218,9 +219,13 @@ class Watch:
         cpu, gpu = CpuReader(), gpu_reader()
         ticks = 0
         while True:
-            self._awake.update(working(), time.monotonic())
-            if ticks % self._config.read_every == 0:
-                await self._read(cpu, gpu, link, queue, engine_pid())
+            try:
+                self._awake.update(working(), time.monotonic())
+                if ticks % self._config.read_every == 0:
+                    await self._read(cpu, gpu, link, queue, engine_pid())
+            except Exception:
+                # Whoever watches must not stop the work.
+                log.exception("looking around failed")
             ticks += 1
             await asyncio.sleep(TICK_S)
 

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.commands.common import load_settings
 from ops.exits import Exit, Trouble
-from ops.settings import CONFIG_VARIABLE, ENV_PREFIX, config_file, default_config_file
+from ops.settings import (
+    CONFIG_VARIABLE,
+    ENV_PREFIX,
+    Settings,
+    config_file,
+    default_config_file,
+    load,
+    read_file,
+)
 
 if TYPE_CHECKING:
     from ops.doctor.finding import Finding
@@ -60,7 +67,7 @@ def service_command() -> None:
 def install_command(system: bool) -> int:
     """Write the property list and start the service; again, to bring it up to date."""
     manager = _manager(system)
-    file = _settings_file()
+    file = manager.service.config
     if not file.is_file():
         raise Trouble(
             f"The service reads its settings from {file}, which is not there: create it first.", Exit.USAGE
@@ -200,13 +207,14 @@ def _service(system: bool) -> Service:
     from ops.service.plist import Service
 
     user, home = _person()
+    config = _settings_file(home)
     return Service(
         # Not resolved: a virtual environment is its link to the interpreter.
         python=Path(sys.executable).absolute(),
-        config=_settings_file(home),
+        config=config,
         log_dir=home / "Library" / "Logs" / "decibatch",
         home=home,
-        drain_s=load_settings().drain_s,
+        drain_s=_drain_s(config),
         user=user if system else None,
     )
 
@@ -217,20 +225,25 @@ def _person() -> tuple[str, Path]:
 
     name = os.environ.get("SUDO_USER")
     entry = pwd.getpwnam(name) if name and os.geteuid() == 0 else pwd.getpwuid(os.getuid())
-    return entry.pw_name, Path(
-        os.environ["HOME"]
-    ) if entry.pw_uid == os.getuid() and "HOME" in os.environ else Path(entry.pw_dir)
+    home = os.environ.get("HOME") if entry.pw_uid == os.getuid() else None
+    return entry.pw_name, Path(home or entry.pw_dir)
 
 
-def _settings_file(home: Path | None = None) -> Path:
-    """The file that the service will read: the one in effect here, else the default place."""
-    chosen = config_file()
+def _drain_s(file: Path) -> float:
+    """As the service will read it: from the file alone. Raises SettingsInvalid."""
+    given = read_file(file if file.is_file() else None).get(
+        "drain_s", Settings.model_fields["drain_s"].default
+    )
+    return load(drain_s=given).drain_s
+
+
+def _settings_file(home: Path) -> Path:
+    """The file that the service will read: the one that is named here, else the default place of its user."""
+    chosen = config_file() if os.environ.get(CONFIG_VARIABLE) else None
     if chosen is not None:
         return chosen.expanduser().absolute()
     default = default_config_file()
-    if home is not None and default.is_relative_to(Path.home()):
-        return home / default.relative_to(Path.home())
-    return default
+    return home / default.relative_to(Path.home()) if default.is_relative_to(Path.home()) else default
 
 
 def set_in_this_shell() -> list[str]:
