@@ -6,11 +6,13 @@ that reaches the server.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -233,5 +235,8 @@ def as_svg(seen: Snapshot, width: int = WIDTH) -> str:
     from io import StringIO
 
     console = Console(record=True, width=width, file=StringIO(), force_terminal=True, highlight=False)
-    console.print(picture(seen))
-    return console.export_svg(title="decibatch top")
+    # The last line is cut below its letters; let it be an empty one.
+    console.print(picture(seen), "")
+    # Without the fonts that rich would have fetched from the network by whoever looks at it.
+    form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    return console.export_svg(title="decibatch top", code_format=form)

@@ -238,7 +238,9 @@ def test_top_once(watched: Watched, tmp_path: Path) -> None:
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     assert "studio" in ran.stdout
     subprocess.run([*command, "--svg", picture], env=env, timeout=60, check=True)
-    assert "<svg" in picture.read_text("utf-8")
+    text = picture.read_text("utf-8")
+    assert "<svg" in text
+    assert "url(http" not in text
 
 
 @pytest.mark.parametrize(
