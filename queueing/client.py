@@ -565,11 +565,18 @@ class AsyncClient:
     async def _step(self, flow: Flow[Any], effect: Effect, ears: _AsyncEars) -> Any:
         from queueing.flows import advance
 
+        answer: Any = None
+        error: DecibatchError | None = None
+        asked = _cancellations()
         try:
             answer = await self._perform(effect, ears)
         except DecibatchError as exc:
-            return advance(flow, error=exc)
-        return advance(flow, answer)
+            error = exc
+        if _cancellations() > asked:
+            # Below Python 3.12 asyncio.wait_for, by which redis-py sends, can swallow a cancellation that comes
+            # in the same moment as what it waits for. Whoever asked for it must not wait for our next one.
+            raise asyncio.CancelledError
+        return advance(flow, answer, error)
 
     async def _perform(self, effect: Effect, ears: _AsyncEars) -> Any:
         from queueing import flows
@@ -635,6 +642,12 @@ class AsyncClient:
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosed("the client is closed")
+
+
+def _cancellations() -> int:
+    """How often the running task was asked to end, those that time-outs have taken back aside."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 class _AsyncEars:

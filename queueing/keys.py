@@ -60,6 +60,16 @@ class Keys:
         return f"{self.root}:delayed"
 
     @property
+    def deadlines(self) -> str:
+        """Sorted set: ids of jobs that have not ended by the Unix millisecond of their deadline."""
+        return f"{self.root}:deadlines"
+
+    @property
+    def sweep(self) -> str:
+        """Hash: how far the search for jobs that are nowhere has come, and whether it is called for."""
+        return f"{self.root}:sweep"
+
+    @property
     def models(self) -> str:
         """Set: models that jobs wait for."""
         return f"{self.root}:models"

@@ -41,10 +41,13 @@ class ControlReader:
         """Read until cancelled."""
         while True:
             await self._link.wait_up()
+            line = self._link.up_since
             try:
                 await self._read()
             except (RedisError, OSError) as exc:
-                self._link.mark_down(exc)
+                # What began before the last return died with the old line, and says nothing about the new one.
+                if line == self._link.up_since:
+                    self._link.mark_down(exc)
                 await self._redis.connection_pool.disconnect()
 
     async def _read(self) -> None:

@@ -53,6 +53,7 @@ from worker.outbox import Outbox
 from worker.outcome import Outcome
 from worker.settle import Settler, decided
 from worker.steplog import StepLog
+from worker.sweep import Sweeper
 from worker.watch import Companion, Watch, build_canary
 
 log = logging.getLogger("decibatch.worker")
@@ -239,6 +240,7 @@ class Daemon:
                     group.create_task(self._leases.run(), name="leases"),
                     group.create_task(self._dispatcher.run(), name="dispatcher"),
                     group.create_task(self._outbox.run(), name="outbox"),
+                    group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
                     group.create_task(self._look_around(), name="watch"),
                 ]
                 engine = group.create_task(self._keeper.run(), name="engine")
@@ -469,14 +471,18 @@ class Daemon:
         self._watch.engine_gone(exit_)
         suspects = self._dispatcher.engine_gone()
         self._governor.reset()
-        for job_id in suspects:
+        self._suspect(suspects, describe_exit(exit_))
+
+    def _suspect(self, jobs: Sequence[str], reason: str) -> None:
+        """One of these has failed the engine, and nobody knows which."""
+        for job_id in jobs:
             held = self._ledger.get(job_id)
             if held is None:
                 continue
             if self._stop.is_set():
                 self._flow.abandon(held, "handback")
             elif held.chunks_done is not None and not held.chunks_done.done():
-                held.chunks_done.set_exception(EngineCrashed(describe_exit(exit_), alone=len(suspects) == 1))
+                held.chunks_done.set_exception(EngineCrashed(reason, alone=len(jobs) == 1))
 
     def engine_event(self, event: Event) -> None:
         self._watch.engine_event(event, time.monotonic())
@@ -494,6 +500,10 @@ class Daemon:
                 held = self._ledger.chunk_done(event, time.monotonic())
                 if held is not None:
                     self._publish_progress(held)
+            case ChunkFailed(code="internal"):
+                # A step that raised says the same of every row, as a death does: the first answer speaks for all.
+                self._suspect(tuple(self._dispatcher.running_jobs), event.message)
+                self._dispatcher.answered(event.chunk)
             case ChunkFailed():
                 self._dispatcher.answered(event.chunk)
                 self._ledger.chunk_failed(event)

@@ -37,7 +37,7 @@ DEADLINE_MARGIN_S = 0.02
 
 
 class EngineCrashed(Exception):
-    """The engine died while a chunk of the job was in it. ``alone``: nothing else was."""
+    """The engine died, or a step of it failed, while a chunk of the job was in it. ``alone``: nothing else was."""
 
     def __init__(self, reason: str, *, alone: bool) -> None:
         super().__init__(reason)
@@ -294,7 +294,7 @@ class JobFlow:
 
     def _crash_outcome(self, crash: EngineCrashed, delivery: Delivery) -> Outcome:
         error = ErrorInfo(
-            code="engine_crashed", message=f"the engine died: {crash.reason}"[:300], retryable=True
+            code="engine_crashed", message=f"the engine failed: {crash.reason}"[:300], retryable=True
         )
         if not crash.alone:
             return Retry(error, alone=True, counted=False)

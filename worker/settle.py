@@ -20,7 +20,8 @@ def backoff_s(tries: int, base_s: float, cap_s: float, jitter: float) -> float:
 
     Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
-    ceiling: float = min(cap_s, base_s * 2.0**tries)
+    # Beyond that it is the cap's turn anyway, and a float's end is near.
+    ceiling: float = min(cap_s, base_s * 2.0 ** min(tries, 64))
     return ceiling / 2 + jitter * ceiling / 2
 
 

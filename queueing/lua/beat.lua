@@ -13,6 +13,7 @@ redis.call('SADD', root .. ':workers', consumer)
 local served = root .. ':served'
 for i = 6, #ARGV do redis.call('HSET', served, ARGV[i], now) end
 promote_due()
+expire_due(100)
 local out = { 1 }
 for _, model in ipairs(redis.call('SMEMBERS', root .. ':models')) do
   local last = tonumber(redis.call('HGET', served, model) or 0)

@@ -31,14 +31,20 @@ local TERMINAL = { done = true, failed = true, cancelled = true, expired = true,
 
 local function count(field, by) redis.call('HINCRBY', counts_key, field, by) end
 
--- From 0, never from $: what was written before the group existed must be read.
-local function ensure_group(stream)
-  redis.pcall('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
-end
-
 local function incident(what, id, detail)
   redis.call('XADD', root .. ':incidents', 'MAXLEN', '256', '*', 'what', what, 'job', id, 'detail', detail)
   count('incidents', 1)
+end
+
+-- Something is missing that jobs may hang on: the sweep goes over all of them, now. Two passes, because one that is
+-- under way may have gone by already.
+local function suspect_loss() redis.call('HSET', root .. ':sweep', 'passes', 2) end
+
+-- From 0, never from $: what was written before the group existed must be read.
+local function ensure_group(stream)
+  local made = redis.pcall('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  -- Where others wait already, this stream may be one that was lost with what it held.
+  if not made.err and tonumber(redis.call('HGET', counts_key, 'waiting') or 0) > 1 then suspect_loss() end
 end
 
 -- An entry stays in the stream until it is settled, so what is unread is what is there less what is pending.
@@ -68,6 +74,7 @@ local function top_up(model, lane)
     if not tenant then break end
     local backlog = backlog_key(model, lane, tenant)
     local id = redis.call('LPOP', backlog)
+    if not id then suspect_loss() end
     if redis.call('EXISTS', backlog) == 1 then redis.call('RPUSH', ring, tenant) end
     -- A job cancelled or expired while it waited leaves its id behind; it is passed over here.
     if id and redis.call('HGET', job_key(id), 'state') == 'waiting' then
@@ -125,6 +132,7 @@ local function finish(id, state, field, body)
   -- take more of it, and an end must always be written.
   redis.call('HDEL', key, 'owner', 'entry', 'error')
   redis.call('HSET', key, 'state', state, 'finished', now, field, body)
+  redis.call('ZREM', root .. ':deadlines', id)
   if job[4] then drop_entry(stream_key(job[2], job[3]), job[4]) end
   if job[1] == 'waiting' then
     count('waiting', -1)
@@ -165,6 +173,14 @@ local function expire_if_due(id, job_state, deadline)
   return false
 end
 
+-- Ends what is past its deadline, wherever it waits and whoever serves it: nobody need read it for it to stop counting.
+local function expire_due(limit)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', root .. ':deadlines', '-inf', '(' .. now, 'LIMIT', 0, limit)) do
+    local job = redis.call('HMGET', job_key(id), 'state', 'deadline')
+    if not (job[1] and expire_if_due(id, job[1], job[2])) then redis.call('ZREM', root .. ':deadlines', id) end
+  end
+end
+
 -- Jobs started a second, averaged over some seconds: tells a client that was refused when to come back.
 local function note_start()
   local seen = redis.call('HMGET', counts_key, 'rate', 'rate_from', 'rate_starts')
@@ -182,12 +198,14 @@ end
 
 -- Turns a pending entry into a delivery of a new attempt, or gets rid of it. The attempt number is the
 -- fence: it only ever rises, and whatever carries an older one cannot change the job, except by Done.
-local function deliver(owner, wire, stream, entry, id)
+local function deliver(owner, wire, stream, entry, id, fresh)
   local key = job_key(id)
   local job = redis.call('HMGET', key, 'state', 'entry', 'deadline', 'wire', 'payload', 'tries', 'alone', 'crashes', 'created')
   local state = job[1]
   if not state then
     drop_entry(stream, entry)
+    -- Whatever ends a job takes its entry along, so it was waiting still when its hash went.
+    if fresh then count('waiting', -1) end
     incident('lost', id, 'an entry of ' .. stream .. ' names a job that is not there')
     return { 'lost', id }
   end
@@ -223,8 +241,9 @@ local function field_of(fields, name)
   return nil
 end
 
--- Entries as XREADGROUP and XAUTOCLAIM return them, into deliveries appended to out; returns how many jobs.
-local function deliver_all(owner, wire, stream, entries, out)
+-- Entries as XREADGROUP and XCLAIM return them, into deliveries appended to out; returns how many jobs.
+-- fresh: nobody has had them before.
+local function deliver_all(owner, wire, stream, entries, out, fresh)
   local jobs = 0
   for _, item in ipairs(entries) do
     local entry, fields = item[1], item[2]
@@ -232,6 +251,8 @@ local function deliver_all(owner, wire, stream, entries, out)
     local got
     if not fields then
       drop_entry(stream, entry)
+      -- Only the job itself knows that this was its entry: the sweep finds it.
+      suspect_loss()
       incident('lost', '', 'entry ' .. entry .. ' of ' .. stream .. ' was deleted while it was pending')
       got = { 'lost', '' }
     elseif not id then
@@ -239,7 +260,7 @@ local function deliver_all(owner, wire, stream, entries, out)
       incident('junk', '', string.sub(table.concat(fields, ' '), 1, 512))
       got = { 'junk', '' }
     else
-      got = deliver(owner, wire, stream, entry, id)
+      got = deliver(owner, wire, stream, entry, id, fresh)
     end
     if got then out[#out + 1] = got end
     if got and got[1] == 'job' then jobs = jobs + 1 end

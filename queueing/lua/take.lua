@@ -8,6 +8,7 @@ local RANK = { interactive = 0, normal = 1, bulk = 2 }
 
 local consumer, owner, wire, n = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 promote_due()
+expire_due(100)
 
 local function oldest_unread_ms(stream)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
@@ -48,7 +49,7 @@ for _, one in ipairs(order) do
     if not read then
       if top_up(one.model, one.lane) == 0 then break end
     else
-      got = got + deliver_all(owner, wire, stream, read[1][2], out)
+      got = got + deliver_all(owner, wire, stream, read[1][2], out, true)
     end
   end
   top_up(one.model, one.lane)
