@@ -23,6 +23,8 @@ log = logging.getLogger("decibatch.health")
 
 JSON = "application/json"
 MAX_CONNECTIONS = 64
+GRACE_S = 2.0
+"""Seconds that answers under way may take at the end."""
 Message = MutableMapping[str, Any]
 Answer = tuple[int, str, bytes]
 
@@ -79,9 +81,12 @@ class HealthServer:
         finally:
             self.address = ""
             server.should_exit = True
-            await asyncio.wait({serving}, timeout=3)
-            serving.cancel()
-            listener.close()
+            try:
+                await asyncio.wait({serving}, timeout=GRACE_S)
+            finally:
+                # Cancelled again meanwhile, as an impatient worker does.
+                serving.cancel()
+                listener.close()
 
 
 class _Server(uvicorn.Server):
