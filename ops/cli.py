@@ -25,6 +25,9 @@ COMMANDS = {
     "worker": ("worker", "Run the daemon in the foreground."),
     "redis": ("redis", "Run an embedded Redis-compatible server in the foreground."),
     "health": ("health", "Tell whether some worker is ready and progressing."),
+    "top": ("top", "Watch the queue and its workers, live."),
+    "doctor": ("doctor", "Check what a worker needs, and say what to mend."),
+    "service": ("service", "Run the worker as a service of macOS (launchd)."),
     "config": ("config", "Show the settings in effect and where they come from."),
     "bench": ("bench", "Measure against the peers, in one run."),
 }

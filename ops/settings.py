@@ -78,6 +78,41 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that the worker logs. No level logs secrets, audio or transcripts."
     )
+    log_format: Literal["auto", "json", "line"] = Field(
+        "auto",
+        description="`json`, an object a line; `line`, for reading; `auto` is `line` on a terminal, else `json`.",
+    )
+    log_file: Path | None = Field(
+        None, description="File that the worker logs to, rotated; unset, standard error, not rotated."
+    )
+    log_file_mb: int = Field(
+        10, ge=1, description="Size from which the log file is put aside and begun anew, MiB."
+    )
+    log_file_count: int = Field(5, ge=1, description="Log files put aside that are kept.")
+
+    health_server: bool = Field(
+        True,
+        description="Whether the worker answers `/livez`, `/readyz`, `/metrics` and `/status` over HTTP.",
+    )
+    health_host: str = Field(
+        "127.0.0.1",
+        description="Address that it answers on. It asks nobody who they are: keep it on loopback, or have a firewall.",
+    )
+    health_port: int = Field(
+        8377,
+        ge=0,
+        le=65535,
+        description="Its port; 0 takes a free one. Where it is taken, the worker says so and works without.",
+    )
+    canary: bool | None = Field(
+        None,
+        description=(
+            "Whether a worker measures itself on a clip when it starts; unset, yes, except with `engine_command`."
+        ),
+    )
+    keep_awake: bool = Field(
+        True, description="Whether a Mac is kept from idle sleep while the worker has work (`caffeinate -i`)."
+    )
 
     worker_name: Name | None = Field(
         None, description="Stable name of this worker among all; unset, the host's name."

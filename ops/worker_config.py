@@ -20,16 +20,26 @@ if TYPE_CHECKING:
 
 def worker_config(settings: Settings) -> WorkerConfig:
     """What ``worker.daemon.run`` takes. Needs the ``[worker]`` extra."""
+    from engine.config import default_cache_dir
     from worker.assembler import BatchLimits
-    from worker.config import LeaseConfig, WorkerConfig
+    from worker.config import LeaseConfig, WatchConfig, WorkerConfig
     from worker.governor import Thresholds
 
+    engine = _engine(settings)
+    canary = settings.canary if settings.canary is not None else engine.command is None
     return WorkerConfig(
         redis_url=settings.redis_url.get_secret_value(),
         queue=settings.queue,
         name=settings.worker_name or default_worker_name(),
         spool_dir=settings.spool_dir or Path(tempfile.gettempdir()) / "decibatch-spool",
-        engine=_engine(settings),
+        engine=engine,
+        watch=WatchConfig(
+            canary=canary,
+            state_dir=(settings.cache_dir or default_cache_dir()).expanduser(),
+            keep_awake=settings.keep_awake,
+            deadline_base_s=engine.process.deadline_base_s,
+            deadline_per_window_s=engine.process.deadline_per_window_s,
+        ),
         media=_media(settings),
         media_processes=settings.media_processes,
         lease=LeaseConfig(lease_s=settings.lease_s),

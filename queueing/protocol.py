@@ -130,6 +130,40 @@ class Beat:
     orphans: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """What is in one lane of a queue, over all models."""
+
+    lane: str
+    waiting: int
+    """Ids that were cancelled while they waited count until a worker passes over them."""
+    running: int
+    """Taken and not settled."""
+    oldest_s: float
+    """Age of the job that has waited longest, since its submission; 0 where none waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What a queue holds at one moment."""
+
+    lanes: tuple[LaneDepth, ...]
+    waiting: int
+    """Over all lanes, delayed jobs included: what admission counts."""
+    delayed: int
+    """Until their time, or the next attempt."""
+    dead: int
+
+
+def _depth(reply: Any) -> Depth:
+    delayed, dead, waiting, *rest = reply
+    lanes = tuple(
+        LaneDepth(text(lane), int(waits), int(running), max(0, int(oldest)) / 1000)
+        for lane, waits, running, oldest in zip(*(iter(rest),) * 4, strict=True)
+    )
+    return Depth(lanes, max(0, int(waiting)), int(delayed), int(dead))
+
+
 def _taken(reply: Any) -> Taken:
     deliveries, lost, newer, junk = [], [], [], 0
     for item in reply:
@@ -260,6 +294,10 @@ class Queue:
     def cancel(self, job_id: str) -> Call[State | None]:
         """The state that the job has now, or None for no such job."""
         return self._call("cancel", (job_id,), lambda reply: State(text(reply)) if reply else None)
+
+    def depth(self) -> Call[Depth]:
+        """What waits in each lane, and since when. Changes nothing."""
+        return self._call("depth", (), _depth)
 
     # --- for workers ---
 

@@ -59,6 +59,23 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchConfig:
+    """What a worker looks at besides its work."""
+
+    canary: bool = True
+    """Whether it measures itself on a clip once the models are loaded."""
+    state_dir: Path | None = None
+    """Where the best speed so far is kept; None keeps none, so that every speed is the best."""
+    keep_awake: bool = True
+    """Whether a Mac is kept from sleeping while there is work."""
+    read_every: int = 5
+    """Seconds between two readings of processors and queue."""
+    deadline_base_s: float = 30.0
+    deadline_per_window_s: float = 2.0
+    """As the engine is told: by them the size of an encoder step is known from its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     redis_url: str
     queue: str
@@ -71,6 +88,7 @@ class WorkerConfig:
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     batch: BatchLimits = field(default_factory=BatchLimits)
     thresholds: Thresholds = field(default_factory=Thresholds)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     credits: int = 32
     """Deliveries held at most."""
     max_waiting_chunks: int = 512

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import signal
@@ -34,6 +35,7 @@ from queueing.keys import Keys
 from queueing.protocol import Queue, StreamName, Taken
 from worker import health
 from worker.assembler import WaitingChunk
+from worker.awake import keeper_of
 from worker.bridge import run_bridge
 from worker.config import WorkerConfig
 from worker.control import ControlReader
@@ -49,9 +51,11 @@ from worker.link import Link, LinkDown
 from worker.media.supervisor import MediaSupervisor
 from worker.media.types import MediaError
 from worker.outbox import Outbox
-from worker.settle import Settler
+from worker.outcome import Outcome
+from worker.settle import Settler, decided
 from worker.steplog import StepLog
 from worker.sweep import Sweeper
+from worker.watch import Companion, Watch, build_canary
 from worker.webhooks import Webhooks
 
 log = logging.getLogger("decibatch.worker")
@@ -76,8 +80,9 @@ def package_version() -> str:
 class Daemon:
     """One worker: :meth:`run` returns its exit status."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, companion: Companion | None = None) -> None:
         self._config = config
+        self._companion = companion
         self._queue = Queue(Keys(config.queue))
         self._version = package_version()
         self._link = Link(config.redis_url, pause_cap_s=config.lease.reconnect_s)
@@ -100,6 +105,8 @@ class Daemon:
             on_dispatch=self._note_dispatch,
         )
         self._steplog = StepLog(config.step_log)
+        awake = keeper_of(config.watch.keep_awake)
+        self._watch = Watch(config.watch, awake, witnesses=(companion,) if companion is not None else ())
         self._orphans: tuple[str, ...] = ()
         self._draining = False
         self._stop = asyncio.Event()
@@ -120,6 +127,7 @@ class Daemon:
         """Work until told to stop. 0 after an orderly stop, 1 where the consumer name was lost to somebody else."""
         self._listen_to_signals()
         keep_link = asyncio.create_task(self._link.keep(), name="link")
+        attending = asyncio.create_task(self._attend(), name="companion")
         try:
             if not await self._adopt_name():
                 return 0
@@ -127,11 +135,18 @@ class Daemon:
             await self._work()
         finally:
             await self._tear_down()
-            keep_link.cancel()
-            await asyncio.gather(keep_link, return_exceptions=True)
+            await cancel_all([keep_link, attending])
             await self._link.close()
             self._steplog.close()
         return 1 if self._name_lost else 0
+
+    async def _attend(self) -> None:
+        """Whoever watches from outside, from before Redis is there until after it was left."""
+        if self._companion is not None:
+            try:
+                await self._companion.run(self)
+            except Exception:
+                log.exception("the companion failed")
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -183,7 +198,9 @@ class Daemon:
             max_result_bytes=config.max_result_bytes,
             on_settled=self._note_settled,
             on_deadline=self._note_deadline,
+            on_outcome=self._note_outcome,
         )
+        self._watch.canary = build_canary(config, spool, self._dispatcher.offer)
         self._leases = Leases(
             self._link,
             self._queue,
@@ -226,6 +243,7 @@ class Daemon:
                     group.create_task(self._dispatcher.run(), name="dispatcher"),
                     group.create_task(self._outbox.run(), name="outbox"),
                     group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
+                    group.create_task(self._look_around(), name="watch"),
                 ]
                 if self._config.webhooks is not None:
                     webhooks = Webhooks(self._link, self._queue, self._config.webhooks)
@@ -252,6 +270,7 @@ class Daemon:
     async def _begin(self) -> None:
         """Warm the decoders, take up what an earlier life left, then take what is new."""
         await self._warm_media()
+        self._watch.media_ready()
         while True:
             await self._link.wait_up()
             try:
@@ -310,6 +329,7 @@ class Daemon:
 
     async def _tear_down(self) -> None:
         """Whatever happened: no process, no file, no name is left. Each part is safe before its start."""
+        await self._watch.close()
         await self._keeper.stop(timeout_s=0.5)
         await cancel_all([held.task for held in self._ledger if held.task is not None])
         if hasattr(self, "_media"):
@@ -353,27 +373,50 @@ class Daemon:
                 await asyncio.wait_for(self._changed.wait(), self._config.lease.beat_s - MIN_BEAT_S)
             self._changed.clear()
 
+    async def _look_around(self) -> None:
+        await self._watch.run(
+            self._link,
+            self._queue,
+            engine_pid=lambda: self._keeper.pid,
+            working=lambda: len(self._ledger) > 0,
+        )
+
+    def status(self) -> dict[str, object]:
+        """All that is known here: the health, and what is in the queue."""
+        depth = self._watch.depth
+        return {
+            **self.health(),
+            "outages": self._link.outages,
+            "queue": dataclasses.asdict(depth) if depth is not None else None,
+        }
+
     def health(self) -> dict[str, object]:
         """The document that ``decibatch health`` shows."""
+        now = time.monotonic()
         why = health.reasons(
             keeper=self._keeper,
             governor=self._governor,
             link=self._link,
             stopping=self._stop.is_set(),
+            stalled=self._watch.stalled(now),
             unready_after=self._config.engine.unready_after,
-            now=time.monotonic(),
+            now=now,
         )
-        return health.document(
-            identity=self._me,
+        told = health.document(
+            identity=getattr(self, "_me", None),
+            name=self._config.name,
             why=why,
             keeper=self._keeper,
             governor=self._governor,
             dispatcher=self._dispatcher,
             ledger=self._ledger,
-            media=self._media,
+            media=getattr(self, "_media", None),
+            thresholds=self._config.thresholds,
             settled=self._settler.counts,
             version=self._version,
         )
+        address = self._companion.address if self._companion is not None else ""
+        return {**told, "serves": list(self._config.engine.serve), "http": address, **self._watch.document()}
 
     # --- intake -----------------------------------------------------------------------------------
 
@@ -408,6 +451,11 @@ class Daemon:
         self._intake.credits_back()
         self._dispatcher.poke()
 
+    def _note_outcome(self, held: HeldJob, outcome: Outcome, word: str) -> None:
+        if word == "ok":
+            attempts = held.job.max_attempts if held.job is not None else 1
+            self._watch.settled(held, decided(held.delivery, outcome, attempts))
+
     def _note_cancel(self, job_id: str) -> None:
         held = self._ledger.get(job_id)
         if held is not None:
@@ -417,6 +465,7 @@ class Daemon:
         self._leases.poke()
 
     def _note_dispatch(self, batch: tuple[WaitingChunk, ...], now: float) -> None:
+        self._watch.dispatched(batch, now)
         for chunk in batch:
             held = self._ledger.by_chunk(chunk.request.id)
             if held is not None and held.dispatched_at is None:
@@ -428,11 +477,13 @@ class Daemon:
 
     def engine_ready(self) -> None:
         self._changed.set()
+        self._watch.engine_ready(tuple(self._keeper.loaded.values()))
         self._intake.poke()
         self._dispatcher.poke()
 
     def engine_gone(self, exit_: EngineExit) -> None:
         self._changed.set()
+        self._watch.engine_gone(exit_)
         suspects = self._dispatcher.engine_gone()
         self._governor.reset()
         self._suspect(suspects, describe_exit(exit_))
@@ -449,6 +500,7 @@ class Daemon:
                 held.chunks_done.set_exception(EngineCrashed(reason, alone=len(jobs) == 1))
 
     def engine_event(self, event: Event) -> None:
+        self._watch.engine_event(event, time.monotonic())
         match event:
             case Sample():
                 self._govern(event)
@@ -489,6 +541,7 @@ class Daemon:
             self._keeper.send(ClearCache())
         change = decision.transition
         if change is not None:
+            self._watch.level_changed(change)
             log.info(
                 "memory level",
                 extra={
@@ -504,6 +557,7 @@ class Daemon:
     def _publish_partial(self, event: Partial) -> None:
         held = self._ledger.by_chunk(event.chunk)
         if held is not None:
+            held.first_text_at = held.first_text_at or time.monotonic()
             data = {"chunk": held.chunk_ids.index(event.chunk), "text": event.text}
             self._outbox.put(held.delivery, "partial", data)
 
@@ -521,11 +575,14 @@ async def cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
-def run(config: WorkerConfig) -> int:
-    """Run a worker in the foreground until it is told to stop. Returns its exit status."""
+def run(config: WorkerConfig, companion: Companion | None = None) -> int:
+    """Run a worker in the foreground until it is told to stop. Returns its exit status.
+
+    :param companion: watches it from outside, e.g. a health server.
+    """
     status = 1
     try:
-        status = asyncio.run(Daemon(config).run())
+        status = asyncio.run(Daemon(config, companion).run())
     except* MediaError as group:
         log.error("no decoder can be started", extra={"error": str(group.exceptions[0])})
     return status

@@ -62,7 +62,8 @@ class Parts:
 
 
 class JobFlow:
-    """Runs deliveries. ``on_settled`` is called whenever one has left our hands."""
+    """Runs deliveries. ``on_settled`` is called whenever one has left our hands, ``on_outcome`` with what was written
+    and the script's word for it."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class JobFlow:
         max_result_bytes: int,
         on_settled: Callable[[], None],
         on_deadline: Callable[[], None],
+        on_outcome: Callable[[HeldJob, Outcome, str], None] = lambda held, outcome, word: None,
     ) -> None:
         self._parts = parts
         self._serve = serve
@@ -84,6 +86,7 @@ class JobFlow:
         self._max_result_bytes = max_result_bytes
         self._on_settled = on_settled
         self._on_deadline = on_deadline
+        self._on_outcome = on_outcome
 
     def accept(self, delivery: Delivery) -> None:
         """Begin with a delivery. One whose job we hold already (our lease had lapsed) only renews the attempt.
@@ -126,8 +129,9 @@ class JobFlow:
         max_attempts = held.job.max_attempts if held.job is not None else 1
         written = False
         try:
-            await self._parts.settler.write(held.delivery, outcome, max_attempts)
+            word = await self._parts.settler.write(held.delivery, outcome, max_attempts)
             written = True
+            self._on_outcome(held, outcome, word)
         finally:
             self._parts.ledger.remove(held)
             # Not where we are being torn down; and before anybody hears that nothing is held any more.

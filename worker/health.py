@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from worker.dispatcher import Dispatcher
-from worker.governor import Governor, Level
+from worker.governor import Governor, Level, Thresholds
 from worker.held import Ledger
 from worker.identity import Identity, host_id
 from worker.keeper import EngineKeeper
@@ -17,7 +17,14 @@ from worker.media.supervisor import MediaSupervisor
 
 
 def reasons(
-    *, keeper: EngineKeeper, governor: Governor, link: Link, stopping: bool, unready_after: int, now: float
+    *,
+    keeper: EngineKeeper,
+    governor: Governor,
+    link: Link,
+    stopping: bool,
+    stalled: bool,
+    unready_after: int,
+    now: float,
 ) -> list[str]:
     """Why the worker does not take work; empty where it does."""
     said = []
@@ -34,6 +41,8 @@ def reasons(
         said.append(f"no_model_loaded ({', '.join(codes)})")
     if not keeper.progressing(now):
         said.append("engine_stuck")
+    elif stalled:
+        said.append("engine_stalled")
     if governor.level is Level.PAUSE:
         said.append("memory_pause")
     return said
@@ -41,23 +50,30 @@ def reasons(
 
 def document(
     *,
-    identity: Identity,
+    identity: Identity | None,
+    name: str,
     why: list[str],
     keeper: EngineKeeper,
     governor: Governor,
     dispatcher: Dispatcher,
     ledger: Ledger,
-    media: MediaSupervisor,
+    media: MediaSupervisor | None,
+    thresholds: Thresholds,
     settled: Counter[str],
     version: str,
 ) -> dict[str, Any]:
+    """All of it but what :meth:`worker.watch.Watch.document` adds.
+
+    :param identity: None until the consumer name is ours; ``name`` is the one wished for.
+    :param media: None until there are decoders.
+    """
     now = time.monotonic()
     device = keeper.device
     last = governor.last
     sizes = list(dispatcher.batch_sizes)
     return {
-        "worker": identity.consumer,
-        "incarnation": identity.incarnation,
+        "worker": identity.consumer if identity is not None else name,
+        "incarnation": identity.incarnation if identity is not None else 0,
         "host": host_id().split("/", maxsplit=1)[0],
         "pid": os.getpid(),
         "version": version,
@@ -74,6 +90,10 @@ def document(
         "batches": {"last": sizes[-1] if sizes else 0, "mean": sum(sizes) / len(sizes) if sizes else 0.0},
         "memory": {
             "budget": governor.budget_bytes,
+            "lines": {
+                level.name.lower(): int(governor.budget_bytes * thresholds.enter(level))
+                for level in (Level.QUEUE, Level.SHRINK, Level.PAUSE)
+            },
             "share": round(governor.share, 4),
             "batch_items": governor.max_items(idle=False),
             "active": last.active if last else 0,
@@ -91,6 +111,10 @@ def document(
             "failures": keeper.failures,
             "last_exit": keeper.last_exit,
         },
-        "media": {"busy": media.busy, "waiting": media.waiting, "spool_bytes": media.spool_bytes},
+        "media": {
+            "busy": media.busy if media is not None else 0,
+            "waiting": media.waiting if media is not None else 0,
+            "spool_bytes": media.spool_bytes if media is not None else 0,
+        },
         "at_ms": int(time.time() * 1000),
     }

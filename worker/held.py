@@ -39,6 +39,8 @@ class HeldJob:
     ready_at: float | None = None
     dispatched_at: float | None = None
     text_at: float | None = None
+    first_text_at: float | None = None
+    """Of partial text, or of the first chunk."""
     abandon: str | None = None
     """Why the work is to be dropped: a final state, "lost", "handback"."""
     successor: Delivery | None = None
@@ -97,6 +99,7 @@ class Ledger:
             return None
         held.results[event.chunk] = event
         held.text_at = now
+        held.first_text_at = held.first_text_at or now
         done = held.chunks_done
         if held.on_chunk is not None and len(held.results) < len(held.chunk_ids):
             held.on_chunk(event)
