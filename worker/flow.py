@@ -268,7 +268,7 @@ class JobFlow:
         if size > self._max_result_bytes:
             message = f"the result has {size} bytes; at most {self._max_result_bytes} are kept"
             return Failed(ErrorInfo(code="result_too_large", message=message))
-        return Done(body)
+        return Done(body, result.duration_s)
 
     def _chunks(self, held: HeldJob, job: Job, audio: MediaDone) -> list[WaitingChunk]:
         options = decode_options(job)

@@ -53,7 +53,7 @@ class Settler:
         queue = self._queue
         outcome = decided(delivery, outcome, max_attempts)
         match outcome:
-            case Done(body):
+            case Done(body=body):
                 name = "done"
                 call = queue.settle(delivery, "done", body)
             case Failed(error):

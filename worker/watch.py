@@ -251,7 +251,7 @@ def job_ended(held: HeldJob, outcome: Outcome, now: float) -> JobEnded:
     """The fact of a job that has just been settled, at monotonic time ``now``."""
     queued = max(0.0, (held.delivery.taken_ms - held.delivery.created_ms) / 1000)
     error = outcome.error if isinstance(outcome, Failed | Dead | Retry) else None
-    audio = outcome.result.duration_s if isinstance(outcome, Done) else 0.0
+    audio = outcome.audio_s if isinstance(outcome, Done) else 0.0
 
     def between(begin: float | None, end: float | None) -> float | None:
         return None if begin is None or end is None else max(0.0, end - begin)
