@@ -13,6 +13,7 @@ from engine.config import EngineConfig, default_cache_dir
 from engine.loop import LoadedSession, LoadRefused
 from engine.models import ModelError, Registry
 from engine.protocol import Loaded, Ready, Sample
+from engine.stepping import Schedule
 from engine.windows import BUCKET_FRAMES
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class MlxBackend:
         half = config.half_precision and self.device != "cpu"
         self._dtype = mx.float16 if half else mx.float32
         self.dtype_name = "float16" if half else "float32"
+        self._schedule = Schedule(config.slots, config.encode_s, config.encode_beside_s, config.decode_steps)
 
     def load(self, alias: str) -> LoadedSession:
         """See :class:`engine.loop.Backend`."""
@@ -63,7 +65,7 @@ class MlxBackend:
             languages=tokenizer.languages,
             can_translate=tokenizer.multilingual,
         )
-        return LoadedSession(WhisperSession(model, tokenizer), loaded)
+        return LoadedSession(WhisperSession(model, tokenizer, self._schedule), loaded)
 
     def sample(self, after_step: bool) -> Sample:
         return memory.sample_after_step() if after_step else memory.sample()
