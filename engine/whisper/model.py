@@ -11,7 +11,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from engine.whisper.alignment import heads_of
 from engine.whisper.kernels import (
+    HEAD_WIDTH,
     Attend,
     Cache,
     DeviceKernels,
@@ -148,6 +150,12 @@ class Whisper:
 
     def __init__(self, config: Mapping[str, Any], variables: dict[str, mx.array], kernels: Kernels) -> None:
         self.dims = Dimensions.from_config(config)
+        self.alignment_heads = heads_of(
+            self.dims.n_text_layer,
+            self.dims.n_text_state // HEAD_WIDTH,
+            self.dims.n_vocab,
+            config.get("alignment_heads"),
+        )
         self._kernels = kernels
         loader = _Loader(variables, config.get("quantization"))
         self.conv1 = (loader.array("encoder.conv1.weight"), loader.array("encoder.conv1.bias"))

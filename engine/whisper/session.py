@@ -20,12 +20,13 @@ import mlx.core as mx
 import numpy as np
 
 from engine import spool, windows
-from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, Segment
+from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions, Segment
 from engine.stepping import Kind, Outcome, StepPlan
-from engine.whisper import audio, rules, transcript
+from engine.whisper import aligning, audio, rules, transcript
 from engine.whisper.kernels import Cache, Features
 from engine.whisper.model import Whisper
-from engine.whisper.tokenizer import Tokenizer
+from engine.whisper.search import MAX_BEAM, MAX_BEST_OF, Beam, Line, Sampling, Search
+from engine.whisper.tokenizer import Tokenizer, TooManyHotWords
 
 MAX_COMPRESSION_RATIO = 2.4
 MIN_AVG_LOGPROB = -1.0
@@ -76,12 +77,13 @@ class _Row:
     attempt: int = 0
     features: Features | None = None
     opening: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprob_sum: float = 0.0
+    search: Search | None = None
+    """From the first decoder call to the last."""
+    line: Line = field(default_factory=Line)
+    """What the search has found; empty until it is over."""
     no_speech_prob: float = 0.0
-    ended: bool = False
-    looped: bool = False
-    generator: np.random.Generator | None = None
+    reading: transcript.Reading | None = None
+    """With the times of the words, where they were asked for."""
     rejected: list[_Row] = field(default_factory=list)
     """Earlier decodes of the same audio, which looked wrong."""
 
@@ -94,8 +96,9 @@ class _Row:
         return self.task.request.options.temperatures[self.attempt]
 
     @property
-    def avg_logprob(self) -> float:
-        return self.logprob_sum / (len(self.tokens) + 1)
+    def lines(self) -> Sequence[Line]:
+        """Lines that are being decoded, each of which is a row of the caches."""
+        return self.search.lines if self.search is not None else ()
 
 
 class WhisperSession:
@@ -109,10 +112,12 @@ class WhisperSession:
         self.model = model
         self.tokenizer = tokenizer
         self._rules = rules.LogitRules(tokenizer)
+        self._heads = model.alignment_heads
         self._arriving: list[ChunkRequest] = []
         self._waiting: list[_Row] = []
         self._encoded: list[_Row] = []
         self._running: list[_Row] = []
+        self._aligning: list[_Row] = []
         self._cache: Cache | None = None
         self._outcomes: list[Outcome] = []
 
@@ -123,11 +128,24 @@ class WhisperSession:
         for chunk in chunks:
             reason = spool.refusal(
                 chunk, languages=self.tokenizer.languages, can_translate=self.tokenizer.multilingual
-            )
+            ) or self._refusal(chunk.options)
             if reason is None:
                 self._arriving.append(chunk)
             else:
                 self._outcomes.append(ChunkFailed(chunk.id, chunk.job, *reason, retryable=False))
+
+    def _refusal(self, options: DecodeOptions) -> tuple[str, str] | None:
+        if not 1 <= options.beam_size <= MAX_BEAM or not 1 <= options.best_of <= MAX_BEST_OF:
+            return "unsupported_option", f"beam_size lies in 1..{MAX_BEAM}, best_of in 1..{MAX_BEST_OF}"
+        try:
+            self._context(options)
+        except TooManyHotWords as exc:
+            return "unsupported_option", str(exc)
+        return None
+
+    def _context(self, options: DecodeOptions) -> list[int]:
+        """Tokens before the transcript. :raises TooManyHotWords: see :meth:`Tokenizer.context`."""
+        return self.tokenizer.context(options.prompt, options.hot_words, self.model.dims.n_text_ctx // 2 - 1)
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Drop the rows of these chunks and answer for them; others' ids are passed over."""
@@ -151,15 +169,14 @@ class WhisperSession:
     @property
     def busy(self) -> bool:
         """Whether :meth:`step` has something to do."""
-        return bool(self._arriving or self._waiting or self._encoded or self._running)
+        return bool(self._arriving or self._waiting or self._encoded or self._running or self._aligning)
 
     def texts(self) -> list[tuple[ChunkRequest, str]]:
         """Text so far of each chunk that is being decoded."""
         found = []
         for row in self._running:
-            so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(
-                row.tokens
-            )
+            tokens = list(row.search.best().tokens) if row.search is not None else []
+            so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(tokens)
             # A character may still lack some of its bytes.
             found.append((row.task.request, so_far.rstrip("\ufffd").strip()))
         return found
@@ -170,13 +187,20 @@ class WhisperSession:
         def goes(request: ChunkRequest) -> bool:
             return names is None or request.id in names
 
-        rows = [*self._waiting, *self._encoded, *self._running]
+        rows = [*self._waiting, *self._encoded, *self._running, *self._aligning]
         gone = [request for request in self._arriving if goes(request)]
         gone += [row.task.request for row in rows if goes(row.task.request)]
         self._arriving = [request for request in self._arriving if not goes(request)]
         self._waiting = [row for row in self._waiting if not goes(row.task.request)]
         self._encoded = [row for row in self._encoded if not goes(row.task.request)]
-        self._keep([i for i, row in enumerate(self._running) if not goes(row.task.request)])
+        self._aligning = [row for row in self._aligning if not goes(row.task.request)]
+        index: list[int] = []
+        at = 0
+        for row in self._running:
+            stop = at + len(row.lines)
+            index += [] if goes(row.task.request) else range(at, stop)
+            at = stop
+        self._keep([row for row in self._running if not goes(row.task.request)], index, at)
         return gone
 
     # --- stepping --------------------------------------------------------------------------
@@ -188,6 +212,8 @@ class WhisperSession:
             return _plan("encode", self._next_to_encode())
         if undetected := self._undetected():
             return _plan("detect", undetected)
+        if self._aligning:
+            return _plan("align", self._aligning[: aligning.MAX_ROWS])
         rows = self._next_to_open() or self._running
         return _plan("decode", rows) if rows else None
 
@@ -201,6 +227,8 @@ class WhisperSession:
             self._encode(self._next_to_encode())
         elif undetected := self._undetected():
             self._detect(undetected)
+        elif self._aligning:
+            self._align(self._aligning[: aligning.MAX_ROWS])
         elif opening := self._next_to_open():
             self._open(opening)
         elif self._running:
@@ -219,9 +247,7 @@ class WhisperSession:
             samples = audio.from_pcm(data)
             mel = audio.log_mel(samples, self.model.dims.n_mels)
             language = request.options.language if self.tokenizer.multilingual else "en"
-            limit = self.model.dims.n_text_ctx // 2 - 1
-            prompt = self.tokenizer.prompt(request.options.prompt, limit)
-            task = _Task(request, samples, mel, language, prompt)
+            task = _Task(request, samples, mel, language, self._context(request.options))
             self._waiting.append(self._row(task, 0))
 
     def _row(self, task: _Task, start: int, tail: bool = False) -> _Row:
@@ -282,76 +308,98 @@ class WhisperSession:
         at = sorted({sot, len(rows[0].opening) - 1})
         logits = self.model.decode([row.opening for row in rows], cache, at)
         self._encoded = [row for row in self._encoded if row not in rows]
-        first = len(self._running)
-        self._running += rows
+        held = sum(len(row.lines) for row in self._running)
         if self._cache is None:
             self._cache = cache
         else:
             self._cache.append(cache)
-        going = list(range(first))
+        going, index = list(self._running), list(range(held))
         for i, row in enumerate(rows):
             try:
                 row.no_speech_prob = rules.probability(logits[i, 0], self.tokenizer.no_speech)
             except rules.NumericFailure:
                 self._fail_numeric(row)
                 continue
-            if self._choose(row, logits[i, -1]):
-                going.append(first + i)
-        self._keep(going)
+            row.search = self._search(row)
+            parents = self._choose(row, logits[i, -1:])
+            if parents:
+                going.append(row)
+                index += [held + i] * len(parents)
+        self._keep(going, index, held + len(rows))
 
     def _advance(self) -> None:
-        """One token for every running row."""
+        """One token for every line of every running row."""
         assert self._cache is not None
-        tokens = [[row.tokens[-1]] for row in self._running]
+        tokens = [[line.tokens[-1]] for row in self._running for line in row.lines]
         logits = self.model.decode(tokens, self._cache, [0])[:, 0]
-        going = [i for i, row in enumerate(self._running) if self._choose(row, logits[i])]
-        self._keep(going)
+        going: list[_Row] = []
+        index: list[int] = []
+        at = 0
+        for row in self._running:
+            stop = at + len(row.lines)
+            parents = self._choose(row, logits[at:stop])
+            if parents:
+                going.append(row)
+                index += [at + parent for parent in parents]
+            at = stop
+        self._keep(going, index, at)
 
-    def _keep(self, going: Sequence[int]) -> None:
-        """Go on with these running rows only, so that the rest cost nothing."""
-        if len(going) == len(self._running):
-            return
-        self._running = [self._running[i] for i in going]
-        if not going:
+    def _keep(self, going: list[_Row], index: Sequence[int], held: int) -> None:
+        """Go on with these rows only, so that the rest cost nothing.
+
+        :param index: the cache's row that each of their lines goes on from.
+        :param held: rows that the cache has.
+        """
+        self._running = going
+        if not index:
             self._cache = None
-        elif self._cache is not None:
-            self._cache.keep(going)
+        elif self._cache is not None and list(index) != list(range(held)):
+            self._cache.keep(index)
 
-    def _choose(self, row: _Row, logits: rules.FloatArray) -> bool:
-        """Give a row its next token. Returns whether it goes on."""
+    def _search(self, row: _Row) -> Search:
+        """How the row's tokens are found: a beam at temperature 0, samples above it (Whisper's ``decode``)."""
         options = row.task.request.options
-        try:
-            choice = self._rules.choose(
-                logits,
-                row.tokens,
-                timestamps=options.timestamps,
-                temperature=row.temperature,
-                generator=self._generator(row),
+        end = self.tokenizer.eot
+        if row.temperature == 0 and options.beam_size > 1:
+            return Beam(
+                self._rules, width=options.beam_size, timestamps=options.timestamps, cap=row.cap, end=end
             )
+        return Sampling(
+            self._rules,
+            timestamps=options.timestamps,
+            temperature=row.temperature,
+            generators=self._generators(row),
+            cap=row.cap,
+            end=end,
+        )
+
+    def _choose(self, row: _Row, logits: rules.FloatArray) -> tuple[int, ...]:
+        """Give each line of a row its next token. Returns the lines that those which go on come from."""
+        assert row.search is not None
+        try:
+            parents = row.search.advance(logits)
         except rules.NumericFailure:
             self._fail_numeric(row)
-            return False
-        row.logprob_sum += choice.logprob
-        if choice.token == self.tokenizer.eot:
-            row.ended = True
-        else:
-            row.tokens.append(choice.token)
-            row.looped = rules.is_loop(row.tokens)
-        if row.ended or row.looped or len(row.tokens) >= row.cap:
+            return ()
+        if not parents:
+            row.line, row.search = row.search.best(), None
             self._judge(row)
-            return False
-        return True
+        return parents
 
     @staticmethod
-    def _generator(row: _Row) -> np.random.Generator | None:
-        """Draws that depend on the chunk's samples and on the attempt alone."""
+    def _generators(row: _Row) -> list[np.random.Generator | None]:
+        """Draws of each line, which depend on the chunk's samples, the job's seed and the attempt alone."""
         if row.temperature == 0:
-            return None
-        if row.generator is None:
-            digest = hashlib.sha256(row.task.samples.tobytes())
-            digest.update(f"{row.start}/{row.attempt}".encode())
-            row.generator = np.random.Generator(np.random.Philox(int.from_bytes(digest.digest()[:8], "big")))
-        return row.generator
+            return [None]
+        options = row.task.request.options
+        audio_digest = hashlib.sha256(row.task.samples.tobytes())
+
+        def generator(line: int) -> np.random.Generator:
+            digest = audio_digest.copy()
+            digest.update(f"{row.start}/{row.attempt}/{options.seed}/{line}".encode())
+            return np.random.Generator(np.random.Philox(int.from_bytes(digest.digest()[:8], "big")))
+
+        return [generator(line) for line in range(options.best_of)]
 
     def _fail_numeric(self, row: _Row) -> None:
         request = row.task.request
@@ -365,7 +413,7 @@ class WhisperSession:
         if self._is_silent(row):
             self._settle(row, heard=False)
         elif not self._looks_wrong(row):
-            self._settle(row, heard=True)
+            self._take(row)
         elif row.window < windows.BUCKET_FRAMES[-1]:
             self._waiting.append(_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
         elif row.tail:
@@ -375,21 +423,50 @@ class WhisperSession:
             again.features = row.features
             self._encoded.append(again)
         else:
-            self._settle(self._least_wrong([*row.rejected, row]), heard=True)
+            self._take(self._least_wrong([*row.rejected, row]))
+
+    def _take(self, row: _Row) -> None:
+        """Settle a decode, once its words have times where they are asked for."""
+        row.reading = self._read(row)
+        if row.task.request.options.words and row.reading.segments:
+            self._aligning.append(row)
+        else:
+            self._settle(row, heard=True)
+
+    def _align(self, rows: list[_Row]) -> None:
+        """Find the times of the words of these rows, together."""
+        spoken = []
+        for row in rows:
+            assert row.reading is not None
+            language, task = row.task.language or "en", row.task.request.options.task
+            line = row.line
+            spoken.append(
+                aligning.Spoken(
+                    row.features, row.reading, line.tokens, line.logprobs, language, task, row.length_s
+                )
+            )
+        found = aligning.add_words(self.model, self.tokenizer, self._heads, spoken)
+        self._aligning = [row for row in self._aligning if row not in rows]
+        for row, reading in zip(rows, found, strict=True):
+            if isinstance(reading, rules.NumericFailure):
+                self._fail_numeric(row)
+            else:
+                row.reading = reading
+                self._settle(row, heard=True)
 
     def _is_silent(self, row: _Row) -> bool:
         if row.no_speech_prob <= MAX_NO_SPEECH_PROB:
             return False
         # Of digital silence the models are sure that it says "you".
-        unlikely = row.avg_logprob < MIN_AVG_LOGPROB
+        unlikely = row.line.score < MIN_AVG_LOGPROB
         return unlikely or row.tail or not audio.is_audible(row.task.samples[row.start * audio.HOP :])
 
     def _looks_wrong(self, row: _Row) -> bool:
         return (
-            row.looped
-            or not (row.ended or row.cap_is_asked)
-            or row.avg_logprob < MIN_AVG_LOGPROB
-            or rules.compression_ratio(self.tokenizer.decode(row.tokens)) > MAX_COMPRESSION_RATIO
+            row.line.looped
+            or not (row.line.ended or row.cap_is_asked)
+            or row.line.score < MIN_AVG_LOGPROB
+            or rules.compression_ratio(self.tokenizer.decode(list(row.line.tokens))) > MAX_COMPRESSION_RATIO
         )
 
     def _least_wrong(self, rows: list[_Row]) -> _Row:
@@ -397,10 +474,10 @@ class WhisperSession:
         sound = [
             row
             for row in rows
-            if not row.looped
-            and rules.compression_ratio(self.tokenizer.decode(row.tokens)) <= MAX_COMPRESSION_RATIO
+            if not row.line.looped
+            and rules.compression_ratio(self.tokenizer.decode(list(row.line.tokens))) <= MAX_COMPRESSION_RATIO
         ]
-        return max(sound or rows, key=lambda row: row.avg_logprob)
+        return max(sound or rows, key=lambda row: row.line.score)
 
     def _settle(self, row: _Row, heard: bool) -> None:
         """Add what a decode says to its chunk, then go on with the rest of the audio or answer."""
@@ -410,11 +487,11 @@ class WhisperSession:
         task.widened = task.widened or bool(row.rejected)
         covered_s, silent_tail = row.length_s, False
         if heard:
-            task.logprob_sum += row.logprob_sum
-            task.logprob_count += len(row.tokens) + 1
-            task.tokens += len(row.tokens)
+            task.logprob_sum += row.line.total
+            task.logprob_count += len(row.line.tokens) + 1
+            task.tokens += len(row.line.tokens)
             task.temperature = max(task.temperature, row.temperature)
-            reading = self._read(row)
+            reading = row.reading or self._read(row)
             offset = row.start / audio.MEL_FRAMES_PER_SECOND
             before = task.segments[-1].end if task.segments else 0.0
             heard_now = transcript.without_echo(task.text, reading.segments) if row.tail else reading.segments
@@ -427,11 +504,8 @@ class WhisperSession:
             self._waiting.append(following)
 
     def _read(self, row: _Row) -> transcript.Reading:
-        if row.task.request.options.timestamps:
-            return transcript.read_tokens(row.tokens, self.tokenizer, row.length_s)
-        text = self.tokenizer.decode(row.tokens)
-        segments = (Segment(0.0, row.length_s, text),) if text.strip() else ()
-        return transcript.Reading(segments, row.length_s, silent_tail=False)
+        read = transcript.read_tokens if row.task.request.options.timestamps else transcript.read_untimed
+        return read(row.line.tokens, self.tokenizer, row.length_s)
 
     def _following(self, row: _Row, covered_s: float, silent_tail: bool) -> _Row | None:
         """A row for the audio that a decode left out, if there is any worth it."""
@@ -452,9 +526,9 @@ class WhisperSession:
                 chunk=request.id,
                 job=request.job,
                 text=task.text,
-                segments=tuple(Segment(s.start, s.end, s.text.strip()) for s in task.segments),
+                segments=tuple(transcript.stripped(segment) for segment in task.segments),
                 language=task.language or "en",
-                avg_logprob=task.logprob_sum / task.logprob_count if task.logprob_count else row.avg_logprob,
+                avg_logprob=task.logprob_sum / task.logprob_count if task.logprob_count else row.line.score,
                 no_speech_prob=task.no_speech_prob or 0.0,
                 compression_ratio=rules.compression_ratio(task.text),
                 temperature=task.temperature,
