@@ -124,7 +124,7 @@ class Loaded:
     n_audio_state: int
     """Width of the encoder: what activations scale with."""
     languages: tuple[str, ...]
-    """Codes the model takes; ("en",) for English-only models."""
+    """Codes the model takes; ("en",) for English-only models, none where the language cannot be chosen."""
     can_translate: bool
 
 
@@ -193,8 +193,8 @@ class Word:
     end: float
     text: str
     """With the blank before it: joined, they are the segment's text."""
-    probability: float
-    """Mean probability of its tokens, 0 to 1."""
+    probability: float | None
+    """Mean probability of its tokens, 0 to 1; None where the model does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +215,7 @@ class ChunkDone:
     text: str
     segments: tuple[Segment, ...]
     language: str
+    """ISO 639 code; empty where the model does not tell."""
     avg_logprob: float | None
     """Mean log-probability of the tokens; None where the model does not tell."""
     no_speech_prob: float | None
