@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,6 +167,12 @@ class Client:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        words: bool = False,
+        beam_size: int = 1,
+        best_of: int = 1,
+        seed: int = 0,
+        hot_words: Sequence[str] = (),
+        fallback: bool = True,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -191,6 +197,12 @@ class Client:
             timestamps: Whether to return segments with times.
             temperature: Where decoding starts, 0 to 1.
             max_tokens: Upper bound for each chunk of at most 30 s.
+            words: Whether segments have their words, with times.
+            beam_size: Lines that the search at temperature 0 follows; Whisper only.
+            best_of: Samples at temperatures above 0, of which the likeliest is taken; Whisper only.
+            seed: Of those samples.
+            hot_words: Names and terms that are likely to be said.
+            fallback: Whether what looks wrong is tried again at higher temperatures.
             idempotency_key: The same key (of a tenant) with the same work gives the same job for as long
                 as that job is kept, whatever became of it.
             deadline_s: Seconds from now, by Redis' clock, after which the job expires.
@@ -218,6 +230,12 @@ class Client:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            words=words,
+            beam_size=beam_size,
+            best_of=best_of,
+            seed=seed,
+            hot_words=hot_words,
+            fallback=fallback,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,
@@ -466,6 +484,12 @@ class AsyncClient:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        words: bool = False,
+        beam_size: int = 1,
+        best_of: int = 1,
+        seed: int = 0,
+        hot_words: Sequence[str] = (),
+        fallback: bool = True,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -488,6 +512,12 @@ class AsyncClient:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            words=words,
+            beam_size=beam_size,
+            best_of=best_of,
+            seed=seed,
+            hot_words=hot_words,
+            fallback=fallback,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,

@@ -170,6 +170,12 @@ class Submission:
     timestamps: bool = True
     temperature: float = 0.0
     max_tokens: int | None = None
+    words: bool = False
+    beam_size: int = 1
+    best_of: int = 1
+    seed: int = 0
+    hot_words: Sequence[str] = ()
+    fallback: bool = True
     idempotency_key: str | None = None
     deadline_s: float | None = None
     not_before: datetime | None = None
@@ -284,6 +290,12 @@ class Core:
                     "timestamps": s.timestamps,
                     "temperature": s.temperature,
                     "max_tokens": s.max_tokens,
+                    "words": s.words,
+                    "beam_size": s.beam_size,
+                    "best_of": s.best_of,
+                    "seed": s.seed,
+                    "hot_words": list(s.hot_words),
+                    "fallback": s.fallback,
                 },
             }
         )

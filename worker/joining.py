@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from engine.protocol import SAMPLE_RATE, ChunkDone
-from queueing.job import Segment
+from engine.protocol import Word as SpokenWord
+from queueing.job import Segment, Word
 from worker.media.types import Piece
 
 
@@ -34,9 +35,21 @@ def join_segments(
                 continue
             start = min(max(begin + segment.start, clock), end_of_piece)
             end = min(max(begin + segment.end, start), end_of_piece)
-            joined.append(Segment(start=round(start, 3), end=round(end, 3), text=text))
+            words = _words(segment.words, begin, round(start, 3), round(end, 3))
+            joined.append(Segment(start=round(start, 3), end=round(end, 3), text=text, words=words))
             clock = end
     return tuple(joined)
+
+
+def _words(words: Sequence[SpokenWord], shift_s: float, start: float, end: float) -> tuple[Word, ...] | None:
+    """Words moved to the recording's time, within their segment and rising; None where there are none."""
+    moved = []
+    for word in words:
+        begin = min(max(round(shift_s + word.start, 3), start), end)
+        start = min(max(round(shift_s + word.end, 3), begin), end)
+        told = None if word.probability is None else round(word.probability, 4)
+        moved.append(Word(start=begin, end=start, text=word.text, probability=told))
+    return tuple(moved) or None
 
 
 def join_text(results: Sequence[ChunkDone]) -> str:

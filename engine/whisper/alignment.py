@@ -21,7 +21,7 @@ FRAME_S = 0.02
 MEDIAN_WIDTH = 7
 """Frames of the median filter (Whisper's ``medfilt_width``)."""
 
-_DIAGONAL, _UP, _LEFT = 0, 1, 2
+_LEFT, _DIAGONAL, _UP = 0, 1, 2
 
 
 def token_times(weights: FloatArray) -> FloatArray:
@@ -79,10 +79,9 @@ def warp(cost: FloatArray) -> tuple[IntArray, IntArray]:
     last = np.full(rows + 1, np.inf)
     last[1] = skewed[0, 0]
     for diagonal in range(1, rows + columns - 1):
-        ways = np.stack([before[:-1], last[:-1], last[1:]])
-        # Of equal ways Whisper's own takes the one along the row.
-        step = np.where((ways[0] < ways[1]) & (ways[0] < ways[2]), _DIAGONAL, _LEFT)
-        step = np.where((ways[1] < ways[0]) & (ways[1] < ways[2]), _UP, step)
+        # Of equal ways the one along the row, as Whisper's own takes it; then the diagonal.
+        ways = np.stack([last[1:], before[:-1], last[:-1]])
+        step = ways.argmin(axis=0)
         total = np.full(rows + 1, np.inf)
         total[1:] = np.take_along_axis(ways, step[None], axis=0)[0] + skewed[:, diagonal]
         steps[diagonal] = step
@@ -95,8 +94,8 @@ def _trace(steps: npt.NDArray[np.int8], rows: int, columns: int) -> tuple[IntArr
     path = [(row, column)]
     while row or column:
         step = _LEFT if row == 0 else _UP if column == 0 else steps[row + column, row]
-        row -= step != _LEFT
-        column -= step != _UP
+        row -= int(step != _LEFT)
+        column -= int(step != _UP)
         path.append((row, column))
     found = np.array(path[::-1], np.int64)
     return found[:, 0], found[:, 1]
