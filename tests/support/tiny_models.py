@@ -22,7 +22,6 @@ def _randomize(mx: Any, model: Any, scale: float) -> None:
     """Wider weights than the initial ones: a network that says something, and not one thing for ever."""
     from mlx.utils import tree_map
 
-    mx.random.seed(3)
     model.update(tree_map(lambda a: a + scale * mx.random.normal(a.shape), model.parameters()))
     mx.eval(model.parameters())
 
@@ -30,6 +29,8 @@ def _randomize(mx: Any, model: Any, scale: float) -> None:
 def parakeet(mx: Any, folder: Path, form: str = "tdt") -> Path:
     """Parakeet with a TDT, RNN-T or CTC decoder."""
     from mlx_audio.stt.models.parakeet.parakeet import Model
+
+    mx.random.seed(3)
 
     classes = len(VOCABULARY)
     config: dict[str, Any] = {
@@ -82,7 +83,7 @@ def parakeet(mx: Any, folder: Path, form: str = "tdt") -> Path:
         config["target"] = "nemo.collections.asr.models.ctc_bpe_models.EncDecCTCModelBPE"
         config["decoder"] = {"feat_in": 32, "num_classes": classes, "vocabulary": VOCABULARY}
     model = Model.from_config(json.loads(json.dumps(config)))
-    _randomize(mx, model, 0.1)
+    _randomize(mx, model, 0.4 if form == "tdt" else 0.1)
     _save(mx, folder, model, config)
     return folder
 
@@ -90,6 +91,8 @@ def parakeet(mx: Any, folder: Path, form: str = "tdt") -> Path:
 def moonshine(mx: Any, folder: Path) -> Path:
     """Moonshine; its files hold transformers' layout, convolutions turned."""
     from mlx_audio.stt.models.moonshine.moonshine import Model
+
+    mx.random.seed(3)
 
     config = {
         "model_type": "moonshine",
@@ -122,6 +125,8 @@ def qwen3_asr(mx: Any, folder: Path) -> Path:
     """Qwen3-ASR with a tokenizer of single bytes."""
     from mlx_audio.stt.models.qwen3_asr import Model, ModelConfig
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    mx.random.seed(3)
 
     folder.mkdir(parents=True, exist_ok=True)
     letters = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
