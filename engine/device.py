@@ -14,6 +14,7 @@ from engine.loop import LoadedSession, LoadRefused
 from engine.models import ModelError, Registry
 from engine.protocol import Loaded, Ready, Sample
 from engine.recognizers.families import WHISPER, family_named
+from engine.stepping import Schedule
 from engine.windows import BUCKET_FRAMES
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class MlxBackend:
         half = config.half_precision and self.device != "cpu"
         self._dtype = mx.float16 if half else mx.float32
         self.dtype_name = "float16" if half else "float32"
+        self._schedule = Schedule(config.slots, config.encode_s, config.encode_beside_s, config.decode_steps)
 
     def load(self, alias: str) -> LoadedSession:
         """See :class:`engine.loop.Backend`."""
@@ -67,7 +69,7 @@ class MlxBackend:
             languages=tokenizer.languages,
             can_translate=tokenizer.multilingual,
         )
-        return LoadedSession(WhisperSession(model, tokenizer), loaded)
+        return LoadedSession(WhisperSession(model, tokenizer, self._schedule), loaded)
 
     def _load_other(self, alias: str, folder: Path, name: str, began: float) -> LoadedSession:
         from engine.recognizers.load import BadRecognizer, load_recognizer

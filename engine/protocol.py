@@ -74,7 +74,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Run these chunks as one batch. Batches are run in order of arrival."""
+    """Run these chunks. They join what runs already; those that came first are begun with first."""
 
     batch: int
     chunks: tuple[ChunkRequest, ...]
@@ -164,6 +164,7 @@ class StepDone:
 
     kind: str
     batch: int
+    """The oldest batch among the rows': those of several run together."""
     seconds: float
     rows: tuple[str, ...]
     """Chunk ids."""
@@ -174,6 +175,14 @@ class StepDone:
     sample: Sample
     steps: int = 1
     """Decode steps over the same rows are recorded together; *seconds* is their sum."""
+    audio_s: float = 0.0
+    """Seconds of audio in the rows."""
+    padded_s: float = 0.0
+    """Seconds that their windows hold: what is more than *audio_s* is padding."""
+    slots: int = 0
+    """Rows that the session may run at once; 0 where that is not told."""
+    waiting: int = 0
+    """Rows that wait for a slot."""
 
 
 @dataclass(frozen=True, slots=True)

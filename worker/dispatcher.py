@@ -1,4 +1,8 @@
-"""Between what is decoded and the engine: holds waiting chunks, sends batches, one at a time."""
+"""Between what is decoded and the engine: holds waiting chunks, and sends them as the engine has room.
+
+Several batches are under way at once. What leaves the engine makes room for what waits, chunk by chunk, so that a
+long file neither keeps short ones waiting nor waits for its own slowest chunk.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ log = logging.getLogger("decibatch.dispatch")
 
 
 class Dispatcher:
-    """Owns the waiting chunks and the batch that runs. All methods belong to the event loop's thread."""
+    """Owns the waiting chunks and those in the engine. All methods belong to the event loop's thread."""
 
     def __init__(
         self,
@@ -37,7 +41,8 @@ class Dispatcher:
         self._on_dispatch = on_dispatch
         self._waiting: dict[str, WaitingChunk] = {}
         self._running: dict[str, WaitingChunk] = {}
-        self._batch: int | None = None
+        self._batches: set[int] = set()
+        """Sent, and not yet told to be over."""
         self._numbers = itertools.count(1)
         self._changed = asyncio.Event()
         self.batch_sizes: deque[int] = deque(maxlen=1024)
@@ -48,11 +53,12 @@ class Dispatcher:
 
     @property
     def idle(self) -> bool:
-        return self._batch is None
+        """Whether the engine has nothing of ours."""
+        return not self._batches
 
     @property
     def running_jobs(self) -> set[str]:
-        """Jobs with a chunk in the batch that runs."""
+        """Jobs with a chunk in the engine."""
         return {chunk.request.job for chunk in self._running.values()}
 
     def offer(self, chunks: Iterable[WaitingChunk]) -> None:
@@ -74,19 +80,18 @@ class Dispatcher:
         self._changed.set()
 
     def answered(self, chunk_id: str) -> None:
-        self._running.pop(chunk_id, None)
+        if self._running.pop(chunk_id, None) is not None and self._waiting:
+            self.poke()
 
     def batch_done(self, event: BatchDone) -> None:
-        if event.batch == self._batch:
-            self._batch = None
-            self._running.clear()
-            self.poke()
+        self._batches.discard(event.batch)
+        self.poke()
 
     def engine_gone(self) -> tuple[str, ...]:
         """The engine has died. Returns the jobs that were in it."""
         suspects = tuple(self.running_jobs)
         self._running.clear()
-        self._batch = None
+        self._batches.clear()
         return suspects
 
     async def run(self) -> None:
@@ -100,25 +105,27 @@ class Dispatcher:
             again_at = self._decide(time.monotonic())
 
     def _decide(self, now: float) -> float | None:
-        if not self.idle or not self._keeper.ready or not self._waiting:
-            return None
-        max_items = min(self._limits.max_items, self._governor.max_items(idle=True))
-        if max_items < 1:
-            return None
-        decision = plan(
-            tuple(self._waiting.values()),
-            now,
-            self._limits,
-            max_items=max_items,
-            max_window_s=self.max_window_s(),
-            more_coming=self._more_coming(),
-        )
-        if decision.batch:
+        """Send what fits. Returns when to look again, where that is not only when something changes."""
+        while self._keeper.ready and self._waiting:
+            max_items = min(self._limits.max_items, self._governor.max_items(idle=not self._running))
+            if max_items < 1:
+                return None
+            decision = plan(
+                tuple(self._waiting.values()),
+                now,
+                self._limits,
+                max_items=max_items,
+                max_window_s=self.max_window_s(),
+                more_coming=self._more_coming(),
+                running=tuple(self._running.values()),
+            )
+            if not decision.batch:
+                return decision.again_at
             self._dispatch(decision.batch, now)
-        return decision.again_at
+        return None
 
     def max_window_s(self) -> float:
-        """Padded seconds that a batch may hold now."""
+        """Padded seconds that the engine may hold now."""
         if self._limits.max_window_s is not None:
             return self._limits.max_window_s
         widths = [loaded.n_audio_state for loaded in self._keeper.loaded.values()]
@@ -131,7 +138,7 @@ class Dispatcher:
         for chunk in batch:
             del self._waiting[chunk.request.id]
             self._running[chunk.request.id] = chunk
-        self._batch = number
+        self._batches.add(number)
         self.batch_sizes.append(len(batch))
         self._on_dispatch(batch, now)
         self._keeper.send(Dispatch(number, tuple(chunk.request for chunk in batch)))

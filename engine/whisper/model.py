@@ -11,18 +11,18 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from engine.whisper import host
 from engine.whisper.alignment import heads_of
 from engine.whisper.kernels import (
     HEAD_WIDTH,
-    Attend,
     Cache,
     DeviceKernels,
     Features,
     FloatArray,
-    Gelu,
+    HostCache,
     HostKernels,
     Kernels,
-    Program,
+    host_view,
 )
 
 NORM_EPSILON = 1e-5
@@ -180,19 +180,20 @@ class Whisper:
         :param mel: shape (rows, mel frames, mels), an even number of frames, at most 3,000.
         :returns: features of each row, evaluated.
         """
-        return self._kernels.encode(mel.astype(self.dtype), self._encoder_program)
+        if isinstance(self._kernels, HostKernels):
+            mx.eval(mel)
+            return host.encode(self, host_view(mel), self._kernels)
+        return self._kernels.features(self._encode(mel.astype(self.dtype), self._kernels))
 
-    def _encoder_program(self, mel: mx.array) -> Program:
-        x = yield Gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])
-        x = yield Gelu(mx.conv1d(x, self.conv2[0], stride=2, padding=1) + self.conv2[1])
+    def _encode(self, mel: mx.array, kernels: DeviceKernels) -> list[tuple[mx.array, mx.array]]:
+        x = kernels.gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])
+        x = kernels.gelu(mx.conv1d(x, self.conv2[0], stride=2, padding=1) + self.conv2[1])
         # A shorter window takes the first positions, as if the rest had not been there.
         x = x + self.audio_positions[: x.shape[1]]
         for block in self.encoder:
             y = block.attn_ln(x)
-            heard = yield Attend(block.query(y), block.key(y), block.value(y))
-            x = x + block.out(heard)
-            raised = yield Gelu(block.mlp1(block.mlp_ln(x)))
-            x = x + block.mlp2(raised)
+            x = x + block.out(kernels.attend(block.query(y), block.key(y), block.value(y)))
+            x = x + block.mlp2(kernels.gelu(block.mlp1(block.mlp_ln(x))))
         x = self.encoder_ln(x)
         return [(b.cross_key(x), b.cross_value(x)) for b in self.decoder if b.cross_key and b.cross_value]
 
@@ -207,6 +208,8 @@ class Whisper:
         :param at: positions among the new ones whose logits are wanted.
         :returns: logits on the host, writable, shape (rows, len(at), vocabulary).
         """
+        if isinstance(cache, HostCache) and isinstance(self._kernels, HostKernels):
+            return host.decode(self, tokens, cache, at, self._kernels)
         new = len(tokens[0])
         positions = mx.array(cache.lengths)[:, None] + mx.arange(new)[None, :]
         x = self.embedding[mx.array([list(row) for row in tokens])] + self.text_positions[positions]

@@ -1,7 +1,9 @@
 """A running batch of chunks, advanced one step at a time.
 
 ``step()`` makes one call to the encoder or one to the decoder, so that a cancellation takes effect between two
-of them, and rows join and leave at any step. What a row gives depends on its chunk and options alone
+of them, and rows join and leave at any step. A row holds one of a bounded number of slots from its encoder step to
+its end; the next one that waits takes it in the step after. While rows are decoded, encoder steps are small and
+come between decoder steps (:class:`engine.stepping.Schedule`). What a row gives depends on its chunk and options alone
 (invariant I8): rows are never padded against each other, windows come from the chunk's own duration, and
 sampling is seeded by the chunk's own samples.
 
@@ -21,9 +23,9 @@ import numpy as np
 
 from engine import spool, windows
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions, Segment
-from engine.stepping import Kind, Outcome, StepPlan
+from engine.stepping import Kind, Outcome, Schedule, StepPlan
 from engine.whisper import aligning, audio, rules, transcript
-from engine.whisper.kernels import Cache, Features
+from engine.whisper.kernels import Cache, Features, compacted
 from engine.whisper.model import Whisper
 from engine.whisper.search import MAX_BEAM, MAX_BEST_OF, Beam, Line, Sampling, Search
 from engine.whisper.tokenizer import Tokenizer, TooManyHotWords
@@ -32,9 +34,6 @@ MAX_COMPRESSION_RATIO = 2.4
 MIN_AVG_LOGPROB = -1.0
 MAX_NO_SPEECH_PROB = 0.6
 """Thresholds of the Whisper paper, section 4.5."""
-
-ENCODE_STEP_S = 64.0
-"""Window seconds of one encoder step: bounds how long a cancellation waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +87,10 @@ class _Row:
     """Earlier decodes of the same audio, which looked wrong."""
 
     @property
+    def window_s(self) -> float:
+        return self.window / windows.FRAMES_PER_SECOND
+
+    @property
     def length_s(self) -> float:
         return self.task.request.duration_s - self.start / audio.MEL_FRAMES_PER_SECOND
 
@@ -100,6 +103,12 @@ class _Row:
         """Lines that are being decoded, each of which is a row of the caches."""
         return self.search.lines if self.search is not None else ()
 
+    @property
+    def width(self) -> int:
+        """Slots that the row takes: as many as it may have lines."""
+        options = self.task.request.options
+        return options.best_of if self.temperature > 0 else options.beam_size
+
 
 class WhisperSession:
     """See the module's page. Lives on one thread, the one that loaded the model.
@@ -108,11 +117,14 @@ class WhisperSession:
     :param tokenizer: of the same folder.
     """
 
-    def __init__(self, model: Whisper, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Whisper, tokenizer: Tokenizer, schedule: Schedule | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self._rules = rules.LogitRules(tokenizer)
         self._heads = model.alignment_heads
+        self._schedule = schedule or Schedule()
+        self._decoder_steps = 0
+        """Since the last encoder step."""
         self._arriving: list[ChunkRequest] = []
         self._waiting: list[_Row] = []
         self._encoded: list[_Row] = []
@@ -208,14 +220,14 @@ class WhisperSession:
     def plan(self) -> StepPlan | None:
         """What :meth:`step` would do now; None when there is nothing left. Reads the chunks that arrived."""
         self._admit()
-        if self._waiting:
-            return _plan("encode", self._next_to_encode())
+        if encoding := self._next_to_encode():
+            return self._plan("encode", encoding)
         if undetected := self._undetected():
-            return _plan("detect", undetected)
+            return self._plan("detect", undetected)
         if self._aligning:
-            return _plan("align", self._aligning[: aligning.MAX_ROWS])
+            return self._plan("align", self._aligning[: aligning.MAX_ROWS])
         rows = self._next_to_open() or self._running
-        return _plan("decode", rows) if rows else None
+        return self._plan("decode", rows) if rows else None
 
     def step(self) -> None:
         """Run one step. Outcomes wait for :meth:`take`.
@@ -223,9 +235,12 @@ class WhisperSession:
         :raises Exception: what MLX raises; the session is then good for :meth:`abandon` alone.
         """
         self._admit()
-        if self._waiting:
-            self._encode(self._next_to_encode())
-        elif undetected := self._undetected():
+        if encoding := self._next_to_encode():
+            self._encode(encoding)
+            self._decoder_steps = 0
+            return
+        self._decoder_steps += 1
+        if undetected := self._undetected():
             self._detect(undetected)
         elif self._aligning:
             self._align(self._aligning[: aligning.MAX_ROWS])
@@ -233,6 +248,18 @@ class WhisperSession:
             self._open(opening)
         elif self._running:
             self._advance()
+
+    def _plan(self, kind: Kind, rows: Sequence[_Row]) -> StepPlan:
+        return StepPlan(
+            kind,
+            tuple(row.task.request.id for row in rows),
+            tuple(row.task.request.job for row in rows),
+            max(row.window_s for row in rows),
+            audio_s=sum(min(row.length_s, row.window_s) for row in rows),
+            padded_s=sum(row.window_s for row in rows),
+            slots=self._schedule.slots,
+            waiting=len(self._waiting),
+        )
 
     def _admit(self) -> None:
         arriving, self._arriving = self._arriving, []
@@ -261,16 +288,30 @@ class WhisperSession:
         return _Row(task, start, window, int(min(cap, left)), cap_is_asked=left <= cap, tail=tail)
 
     def _next_to_encode(self) -> list[_Row]:
-        """Waiting rows with the window of the first, as many as a step may hold."""
-        window = self._waiting[0].window
-        limit = max(1, int(ENCODE_STEP_S * windows.FRAMES_PER_SECOND / window))
-        return [row for row in self._waiting if row.window == window][:limit]
+        """Waiting rows for the encoder's turn, if it is its turn: those that came first, as many as it may hold."""
+        schedule = self._schedule
+        held = [*self._encoded, *self._running, *self._aligning]
+        free = schedule.slots - sum(row.width for row in held)
+        if self._running and self._decoder_steps < schedule.decode_steps:
+            return []
+        limit_s = schedule.encode_beside_s if self._running else schedule.encode_s
+        rows: list[_Row] = []
+        for row in self._waiting:
+            if rows and sum(other.window_s for other in rows) + row.window_s > limit_s:
+                break
+            # A search wider than there are slots must be able to run, by itself.
+            if row.width > free and (rows or held):
+                break
+            free -= row.width
+            rows.append(row)
+        return rows
 
     def _encode(self, rows: list[_Row]) -> None:
-        frames = 2 * rows[0].window
-        mel = np.stack([audio.window(r.task.mel, r.start, frames) for r in rows])
-        for row, features in zip(rows, self.model.encode(mx.array(mel)), strict=True):
-            row.features = features
+        for window in sorted({row.window for row in rows}):
+            alike = [row for row in rows if row.window == window]
+            mel = np.stack([audio.window(row.task.mel, row.start, 2 * window) for row in alike])
+            for row, features in zip(alike, self.model.encode(mx.array(mel)), strict=True):
+                row.features = features
         self._waiting = [row for row in self._waiting if row not in rows]
         self._encoded += rows
 
@@ -353,8 +394,15 @@ class WhisperSession:
         self._running = going
         if not index:
             self._cache = None
-        elif self._cache is not None and list(index) != list(range(held)):
-            self._cache.keep(index)
+            return
+        order = list(index)
+        if len(going) == len(order):
+            # Each has one line: those that left are replaced by the last ones, and the others stay where they are.
+            order = compacted(order)
+            row_at = dict(zip(index, going, strict=True))
+            self._running = [row_at[place] for place in order]
+        if self._cache is not None and order != list(range(held)):
+            self._cache.keep(order)
 
     def _search(self, row: _Row) -> Search:
         """How the row's tokens are found: a beam at temperature 0, samples above it (Whisper's ``decode``)."""
@@ -544,12 +592,3 @@ def _again(row: _Row, *, window: int, attempt: int) -> _Row:
     """The same audio once more."""
     rejected = [*row.rejected, row]
     return _Row(row.task, row.start, window, row.cap, row.cap_is_asked, row.tail, attempt, rejected=rejected)
-
-
-def _plan(kind: Kind, rows: Sequence[_Row]) -> StepPlan:
-    return StepPlan(
-        kind,
-        tuple(row.task.request.id for row in rows),
-        tuple(row.task.request.job for row in rows),
-        max(row.window for row in rows) / windows.FRAMES_PER_SECOND,
-    )

@@ -126,8 +126,7 @@ def test_a_batch_is_answered_chunk_by_chunk(each: Any, ask: Any, clip: Any) -> N
         async with each() as e:
             await e.load()
             await e.process.send(Dispatch(7, requests))
-            await e.process.send(Dispatch(8, requests[:1]))
-            await e.until(BatchDone, lambda done: done.batch == 7)
+            await e.until(BatchDone)
             assert sorted(done.chunk for done in e.of(ChunkDone)) == ["a", "b", "c"]
             assert all(done.job == f"job-{done.chunk}" and done.text for done in e.of(ChunkDone))
             steps = [step for step in e.of(StepDone) if step.batch == 7]
@@ -135,9 +134,29 @@ def test_a_batch_is_answered_chunk_by_chunk(each: Any, ask: Any, clip: Any) -> N
             assert {row for step in steps for row in step.rows} == {"a", "b", "c"}
             assert all(step.jobs == tuple(f"job-{row}" for row in step.rows) for step in steps)
             assert all(step.steps >= 1 and step.sample.active > 0 for step in steps)
+            await e.process.send(Dispatch(8, (replace(requests[0], id="d"),)))
             again = await e.until(BatchDone)
             assert again.batch == 8 and len(e.of(ChunkDone)) == 4
             assert e.of(ChunkDone)[-1].text == next(d.text for d in e.of(ChunkDone) if d.chunk == "a")
+
+    run(story())
+
+
+def test_batches_run_together(each: Any, ask: Any, clip: Any) -> None:
+    """A batch that comes while another runs joins it at the next step, and may be over before it."""
+    long, short = ask("long", clip("two_cities", 0, 12)), ask("short", clip("beckett", 0, 2))
+
+    async def story() -> None:
+        async with each() as e:
+            await e.load()
+            await e.process.send(Dispatch(1, (long,)))
+            await e.until(StepDone, lambda step: step.kind == "encode")
+            await e.process.send(Dispatch(2, (short,)))
+            await e.until(BatchDone)
+            await e.until(BatchDone)
+            together = [step for step in e.of(StepDone) if set(step.rows) == {"long", "short"}]
+            assert together and {step.batch for step in together} == {1}
+            assert all(step.slots >= 0 and step.padded_s >= step.audio_s >= 0 for step in e.of(StepDone))
 
     run(story())
 
