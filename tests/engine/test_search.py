@@ -139,9 +139,9 @@ def varied(ask: Any, clip: Any) -> list[Any]:
     """Chunks of unlike lengths and searches."""
     hot = ("Nagg", "Nell", "Sainsbury")
     return [
-        ask("beam", clip("two_cities", 0, 6), beam_size=4),
-        ask("greedy", clip("beckett", 0, 4)),
-        ask("samples", clip("endgame_nagg_nell", 0, 5), temperatures=(0.6,), best_of=3, seed=7),
+        ask("beam", clip("two_cities", 0, 4), beam_size=4),
+        ask("greedy", clip("beckett", 0, 3)),
+        ask("samples", clip("endgame_nagg_nell", 0, 3), temperatures=(0.6,), best_of=3, seed=7),
         ask("hot", clip("endgame_nagg_nell", 5, 9), hot_words=hot, prompt="A play.", words=True),
         ask("both", clip("beckett", 4, 8), beam_size=2, hot_words=("Beckett",), words=True, timestamps=False),
     ]
@@ -185,27 +185,27 @@ def test_rows_of_a_search_join_and_leave(session: Any, run: Any, varied: list[An
 
 def test_a_seed_tells_samples_apart(session: Any, run: Any, ask: Any, clip: Any) -> None:
     """The same seed draws the same text, another seed another one."""
-    one = clip("endgame_nagg_nell", 0, 5)
-    asked = [ask(f"s{seed}", one, temperatures=(1.0,), seed=seed) for seed in (0, 1, 2)]
+    one = clip("endgame_nagg_nell", 0, 3)
+    asked = [ask(f"s{seed}", one, temperatures=(1.0,), max_tokens=8, seed=seed) for seed in (0, 1)]
     first, second = run(session, asked), run(session, asked)
     texts = [first[r.id].text for r in asked]
-    assert [second[r.id].text for r in asked] == texts and len(set(texts)) > 1
+    assert [second[r.id].text for r in asked] == texts and texts[0] != texts[1]
 
 
 def test_hot_words_change_a_spelling(session: Any, run: Any, ask: Any, clip: Any) -> None:
     """Words that are named beforehand are heard as they are written."""
-    one = clip("beckett", 0, 4)
-    plain = run(session, [ask("a", one)])["a"].text
-    assert "Eva Tride" not in plain
-    hot = run(session, [ask("a", one, hot_words=("Eva Tride",) * 3)])["a"].text
-    assert hot != plain
+    one = clip("beckett", 0, 3)
+    asked = [ask("plain", one), ask("hot", one, hot_words=("Eva Tride",) * 3)]
+    found = run(session, asked)
+    assert found["hot"].text != found["plain"].text
 
 
 def test_words_lie_in_their_segments(session: Any, run: Any, ask: Any, clip: Any) -> None:
-    """Over a minute of chunks, words rise, lie in their segments, and joined they are its text."""
-    asked = [ask(f"w{i}", clip("two_cities", 15 * i, 15 * i + 14.3), words=True) for i in range(2)]
+    """Over chunks with several segments, words rise, lie in their segments, and joined they are its text."""
+    asked = [ask(f"w{i}", clip("two_cities", 9 * i, 9 * i + 8.3), words=True) for i in range(2)]
+    found = run(session, asked)
     for request in asked:
-        done = run(session, [request])[request.id]
+        done = found[request.id]
         clock = 0.0
         assert done.segments
         for segment in done.segments:
@@ -214,6 +214,26 @@ def test_words_lie_in_their_segments(session: Any, run: Any, ask: Any, clip: Any
                 assert clock <= word.start <= word.end <= segment.end <= request.duration_s
                 assert 0 <= word.probability <= 1
                 clock = word.end
+
+
+def test_the_devices_own_form_finds_the_same(
+    mlx: Any, session: Any, tokenizer: Any, tiny_folder: Any, run: Any, ask: Any, clip: Any
+) -> None:
+    """MLX's own operations, as on Metal and CUDA, give the words and times that the host's form gives, with a beam."""
+    from engine.whisper.kernels import DeviceKernels
+    from engine.whisper.model import load_model
+    from engine.whisper.session import WhisperSession
+
+    theirs = WhisperSession(load_model(tiny_folder, mlx.float32, DeviceKernels()), tokenizer)
+    asked = [
+        ask("a", clip("beckett", 0, 3), beam_size=3, words=True),
+        ask("b", clip("beckett", 4, 6), words=True),
+    ]
+    ours, other = run(session, asked), run(theirs, asked)
+    for name in ("a", "b"):
+        words = [[w for s in found[name].segments for w in s.words] for found in (ours, other)]
+        assert [w.text for w in words[0]] == [w.text for w in words[1]] and words[0]
+        assert [w.start for w in words[0]] == pytest.approx([w.start for w in words[1]], abs=0.041)
 
 
 @pytest.mark.parametrize(
