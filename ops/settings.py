@@ -132,14 +132,21 @@ class Settings(BaseSettings):
         description="Whether a worker may fetch from loopback, link-local and private addresses.",
     )
 
-    batch_items: int = Field(16, ge=1, le=256, description="Chunks (30 s or less) in one batch at most.")
+    batch_items: int = Field(
+        16, ge=1, le=256, description="Chunks (30 s or less) in the engine at once at most."
+    )
     batch_audio_s: float | None = Field(
         None,
         gt=0,
-        description="Padded seconds of audio in one batch at most; unset, derived from the memory budget.",
+        description="Padded seconds of audio in the engine at once at most; unset, derived from the memory budget.",
     )
     batch_chunks_per_job: int = Field(
-        8, ge=1, description="Chunks of one job in a batch at most while others wait."
+        8, ge=1, description="Chunks of one job in the engine at once at most while others wait."
+    )
+    encode_beside_s: float = Field(
+        24.0,
+        gt=0,
+        description="Padded seconds of audio encoded in one go while other chunks are decoded, which wait meanwhile.",
     )
 
     memory_budget_mb: int | None = Field(

@@ -58,6 +58,8 @@ def _engine(settings: Settings) -> EngineSettings:
             aliases=dict(settings.models),
             cache_dir=str(settings.cache_dir.expanduser()) if settings.cache_dir else None,
             partials=settings.partials,
+            slots=settings.batch_items,
+            encode_beside_s=settings.encode_beside_s,
             deadline_base_s=settings.step_deadline_s,
         ),
         budget_bytes=budget * MIB if budget is not None else None,

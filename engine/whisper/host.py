@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
 import numpy as np
 
 from engine.whisper.kernels import (
@@ -57,7 +58,14 @@ class _Affine:
 
     @classmethod
     def of(cls, linear: Linear) -> _Affine:
-        return cls(host_view(linear.weight), None if linear.bias is None else host_view(linear.bias))
+        """On the thread that owns MLX. A quantized weight is unpacked for as long as the view is held."""
+        weight = linear.weight
+        if linear.scales is not None:
+            weight = mx.dequantize(
+                weight, linear.scales, linear.zeros, group_size=linear.group, bits=linear.bits
+            )
+            mx.eval(weight)
+        return cls(host_view(weight), None if linear.bias is None else host_view(linear.bias))
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Apply to rows, shape (rows, width)."""

@@ -142,25 +142,6 @@ def test_a_batch_is_answered_chunk_by_chunk(each: Any, ask: Any, clip: Any) -> N
     run(story())
 
 
-def test_batches_run_together(each: Any, ask: Any, clip: Any) -> None:
-    """A batch that comes while another runs joins it at the next step, and may be over before it."""
-    long, short = ask("long", clip("two_cities", 0, 12)), ask("short", clip("beckett", 0, 2))
-
-    async def story() -> None:
-        async with each() as e:
-            await e.load()
-            await e.process.send(Dispatch(1, (long,)))
-            await e.until(StepDone, lambda step: step.kind == "encode")
-            await e.process.send(Dispatch(2, (short,)))
-            await e.until(BatchDone)
-            await e.until(BatchDone)
-            together = [step for step in e.of(StepDone) if set(step.rows) == {"long", "short"}]
-            assert together and {step.batch for step in together} == {1}
-            assert all(step.slots >= 0 and step.padded_s >= step.audio_s >= 0 for step in e.of(StepDone))
-
-    run(story())
-
-
 def test_every_step_is_announced_with_a_deadline(each: Any, ask: Any, clip: Any) -> None:
     """A StepStarted comes before each StepDone, of the same kind; between batches nothing is under way."""
 

@@ -221,7 +221,7 @@ chunks = st.builds(
 def test_every_plan_is_lawful(
     everything: list[WaitingChunk], going: int, max_items: int, max_window_s: float
 ) -> None:
-    """Whatever waits and runs: both caps hold together, a batch is alike, suspects meet nobody, an idle engine works."""
+    """Whatever waits and runs: caps hold together, a batch is alike, suspects meet nobody, no idle engine waits."""
     running = [one for one in everything[:going] if not one.alone]
     waiting = [one for one in everything if one not in running]
     batch = decide(waiting, now=100.0, max_items=max_items, max_window_s=max_window_s, running=running).batch
