@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from queueing.events import Event
     from queueing.flows import JobHandle, Submission
-    from queueing.job import ErrorInfo, Lane, Result, Segment, State, Timings
+    from queueing.job import ErrorInfo, Lane, Result, Segment, State, Timings, Word
     from queueing.protocol import Admission, JobStatus
 
     __version__: str
@@ -59,7 +59,7 @@ _HOMES = {
     ),
     "queueing.events": ("Event",),
     "queueing.flows": ("JobHandle", "Submission"),
-    "queueing.job": ("ErrorInfo", "Lane", "Result", "Segment", "State", "Timings"),
+    "queueing.job": ("ErrorInfo", "Lane", "Result", "Segment", "State", "Timings", "Word"),
     "queueing.protocol": ("Admission", "JobStatus"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -91,6 +91,7 @@ __all__ = [
     "Submission",
     "Timings",
     "UnknownJob",
+    "Word",
     "__version__",
 ]
 

@@ -13,101 +13,26 @@ temperatures; a decode that ends before its audio does is followed by another ov
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
 from engine import spool, windows
-from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions, Segment
+from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions
 from engine.stepping import Kind, Outcome, Schedule, StepPlan
 from engine.whisper import aligning, audio, rules, transcript
-from engine.whisper.kernels import Cache, Features, compacted
+from engine.whisper.kernels import Cache, compacted
 from engine.whisper.model import Whisper
-from engine.whisper.search import MAX_BEAM, MAX_BEST_OF, Beam, Line, Sampling, Search
+from engine.whisper.rows import Row, Task, search_of, tried_again
+from engine.whisper.search import MAX_BEAM, MAX_BEST_OF
 from engine.whisper.tokenizer import Tokenizer, TooManyHotWords
 
 MAX_COMPRESSION_RATIO = 2.4
 MIN_AVG_LOGPROB = -1.0
 MAX_NO_SPEECH_PROB = 0.6
 """Thresholds of the Whisper paper, section 4.5."""
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    """A chunk and what is known of it so far."""
-
-    request: ChunkRequest
-    samples: audio.FloatArray
-    mel: audio.FloatArray
-    language: str | None
-    prompt: list[int]
-    segments: list[Segment] = field(default_factory=list)
-    no_speech_prob: float | None = None
-    logprob_sum: float = 0.0
-    logprob_count: int = 0
-    tokens: int = 0
-    temperature: float = 0.0
-    window_s: float = 0.0
-    widened: bool = False
-
-    @property
-    def text(self) -> str:
-        return "".join(segment.text for segment in self.segments).strip()
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One decode of a chunk, or of the rest of it."""
-
-    task: _Task
-    start: int
-    """First mel frame (10 ms)."""
-    window: int
-    """Encoder frames (20 ms)."""
-    cap: int
-    cap_is_asked: bool
-    """The cap is the caller's: reaching it is no sign of a loop."""
-    tail: bool = False
-    """Follows a decode that took the rest for silence: taken only if it is good at once."""
-    attempt: int = 0
-    features: Features | None = None
-    opening: list[int] = field(default_factory=list)
-    search: Search | None = None
-    """From the first decoder call to the last."""
-    line: Line = field(default_factory=Line)
-    """What the search has found; empty until it is over."""
-    no_speech_prob: float = 0.0
-    reading: transcript.Reading | None = None
-    """With the times of the words, where they were asked for."""
-    rejected: list[_Row] = field(default_factory=list)
-    """Earlier decodes of the same audio, which looked wrong."""
-
-    @property
-    def window_s(self) -> float:
-        return self.window / windows.FRAMES_PER_SECOND
-
-    @property
-    def length_s(self) -> float:
-        return self.task.request.duration_s - self.start / audio.MEL_FRAMES_PER_SECOND
-
-    @property
-    def temperature(self) -> float:
-        return self.task.request.options.temperatures[self.attempt]
-
-    @property
-    def lines(self) -> Sequence[Line]:
-        """Lines that are being decoded, each of which is a row of the caches."""
-        return self.search.lines if self.search is not None else ()
-
-    @property
-    def width(self) -> int:
-        """Slots that the row takes: as many as it may have lines."""
-        options = self.task.request.options
-        return options.best_of if self.temperature > 0 else options.beam_size
 
 
 class WhisperSession:
@@ -126,10 +51,10 @@ class WhisperSession:
         self._decoder_steps = 0
         """Since the last encoder step."""
         self._arriving: list[ChunkRequest] = []
-        self._waiting: list[_Row] = []
-        self._encoded: list[_Row] = []
-        self._running: list[_Row] = []
-        self._aligning: list[_Row] = []
+        self._waiting: list[Row] = []
+        self._encoded: list[Row] = []
+        self._running: list[Row] = []
+        self._aligning: list[Row] = []
         self._cache: Cache | None = None
         self._outcomes: list[Outcome] = []
 
@@ -249,7 +174,7 @@ class WhisperSession:
         elif self._running:
             self._advance()
 
-    def _plan(self, kind: Kind, rows: Sequence[_Row]) -> StepPlan:
+    def _plan(self, kind: Kind, rows: Sequence[Row]) -> StepPlan:
         return StepPlan(
             kind,
             tuple(row.task.request.id for row in rows),
@@ -274,10 +199,10 @@ class WhisperSession:
             samples = audio.from_pcm(data)
             mel = audio.log_mel(samples, self.model.dims.n_mels)
             language = request.options.language if self.tokenizer.multilingual else "en"
-            task = _Task(request, samples, mel, language, self._context(request.options))
+            task = Task(request, samples, mel, language, self._context(request.options))
             self._waiting.append(self._row(task, 0))
 
-    def _row(self, task: _Task, start: int, tail: bool = False) -> _Row:
+    def _row(self, task: Task, start: int, tail: bool = False) -> Row:
         rest_s = max(0.0, task.request.duration_s - start / audio.MEL_FRAMES_PER_SECOND)
         window = windows.window_frames(rest_s)
         if start == 0:
@@ -285,9 +210,9 @@ class WhisperSession:
         cap = windows.token_cap(rest_s)
         asked = task.request.options.max_tokens
         left = math.inf if asked is None else asked - task.tokens
-        return _Row(task, start, window, int(min(cap, left)), cap_is_asked=left <= cap, tail=tail)
+        return Row(task, start, window, int(min(cap, left)), cap_is_asked=left <= cap, tail=tail)
 
-    def _next_to_encode(self) -> list[_Row]:
+    def _next_to_encode(self) -> list[Row]:
         """Waiting rows for the encoder's turn, if it is its turn: those that came first, as many as it may hold."""
         schedule = self._schedule
         held = [*self._encoded, *self._running, *self._aligning]
@@ -295,7 +220,7 @@ class WhisperSession:
         if self._running and self._decoder_steps < schedule.decode_steps:
             return []
         limit_s = schedule.encode_beside_s if self._running else schedule.encode_s
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for row in self._waiting:
             if rows and sum(other.window_s for other in rows) + row.window_s > limit_s:
                 break
@@ -306,7 +231,7 @@ class WhisperSession:
             rows.append(row)
         return rows
 
-    def _encode(self, rows: list[_Row]) -> None:
+    def _encode(self, rows: list[Row]) -> None:
         for window in sorted({row.window for row in rows}):
             alike = [row for row in rows if row.window == window]
             mel = np.stack([audio.window(row.task.mel, row.start, 2 * window) for row in alike])
@@ -315,10 +240,10 @@ class WhisperSession:
         self._waiting = [row for row in self._waiting if row not in rows]
         self._encoded += rows
 
-    def _undetected(self) -> list[_Row]:
+    def _undetected(self) -> list[Row]:
         return [row for row in self._encoded if row.task.language is None]
 
-    def _detect(self, rows: list[_Row]) -> None:
+    def _detect(self, rows: list[Row]) -> None:
         """The likeliest language token after the start (Whisper's ``detect_language``)."""
         cache = self.model.cache([row.features for row in rows])
         logits = self.model.decode([[self.tokenizer.sot]] * len(rows), cache, [0])[:, 0]
@@ -331,7 +256,7 @@ class WhisperSession:
                 continue
             row.task.language = codes[int(scores.argmax())]
 
-    def _next_to_open(self) -> list[_Row]:
+    def _next_to_open(self) -> list[Row]:
         """Encoded rows whose opening tokens are as many as the first one's, so that none is padded."""
         for row in self._encoded:
             if not row.opening:
@@ -342,7 +267,7 @@ class WhisperSession:
         shapes = [(len(row.opening), len(row.task.prompt)) for row in self._encoded]
         return [row for row, shape in zip(self._encoded, shapes, strict=True) if shape == shapes[0]]
 
-    def _open(self, rows: list[_Row]) -> None:
+    def _open(self, rows: list[Row]) -> None:
         """First decoder call of rows: their opening tokens at once. They then join the running batch."""
         cache = self.model.cache([row.features for row in rows])
         sot = len(rows[0].task.prompt)
@@ -361,7 +286,7 @@ class WhisperSession:
             except rules.NumericFailure:
                 self._fail_numeric(row)
                 continue
-            row.search = self._search(row)
+            row.search = search_of(row, self._rules, self.tokenizer.eot)
             parents = self._choose(row, logits[i, -1:])
             if parents:
                 going.append(row)
@@ -373,7 +298,7 @@ class WhisperSession:
         assert self._cache is not None
         tokens = [[line.tokens[-1]] for row in self._running for line in row.lines]
         logits = self.model.decode(tokens, self._cache, [0])[:, 0]
-        going: list[_Row] = []
+        going: list[Row] = []
         index: list[int] = []
         at = 0
         for row in self._running:
@@ -385,7 +310,7 @@ class WhisperSession:
             at = stop
         self._keep(going, index, at)
 
-    def _keep(self, going: list[_Row], index: Sequence[int], held: int) -> None:
+    def _keep(self, going: list[Row], index: Sequence[int], held: int) -> None:
         """Go on with these rows only, so that the rest cost nothing.
 
         :param index: the cache's row that each of their lines goes on from.
@@ -404,24 +329,7 @@ class WhisperSession:
         if self._cache is not None and order != list(range(held)):
             self._cache.keep(order)
 
-    def _search(self, row: _Row) -> Search:
-        """How the row's tokens are found: a beam at temperature 0, samples above it (Whisper's ``decode``)."""
-        options = row.task.request.options
-        end = self.tokenizer.eot
-        if row.temperature == 0 and options.beam_size > 1:
-            return Beam(
-                self._rules, width=options.beam_size, timestamps=options.timestamps, cap=row.cap, end=end
-            )
-        return Sampling(
-            self._rules,
-            timestamps=options.timestamps,
-            temperature=row.temperature,
-            generators=self._generators(row),
-            cap=row.cap,
-            end=end,
-        )
-
-    def _choose(self, row: _Row, logits: rules.FloatArray) -> tuple[int, ...]:
+    def _choose(self, row: Row, logits: rules.FloatArray) -> tuple[int, ...]:
         """Give each line of a row its next token. Returns the lines that those which go on come from."""
         assert row.search is not None
         try:
@@ -434,46 +342,31 @@ class WhisperSession:
             self._judge(row)
         return parents
 
-    @staticmethod
-    def _generators(row: _Row) -> list[np.random.Generator | None]:
-        """Draws of each line, which depend on the chunk's samples, the job's seed and the attempt alone."""
-        if row.temperature == 0:
-            return [None]
-        options = row.task.request.options
-        audio_digest = hashlib.sha256(row.task.samples.tobytes())
-
-        def generator(line: int) -> np.random.Generator:
-            digest = audio_digest.copy()
-            digest.update(f"{row.start}/{row.attempt}/{options.seed}/{line}".encode())
-            return np.random.Generator(np.random.Philox(int.from_bytes(digest.digest()[:8], "big")))
-
-        return [generator(line) for line in range(options.best_of)]
-
-    def _fail_numeric(self, row: _Row) -> None:
+    def _fail_numeric(self, row: Row) -> None:
         request = row.task.request
         message = "the model gave numbers that are not finite"
         self._outcomes.append(ChunkFailed(request.id, request.job, "numeric", message, retryable=True))
 
     # --- judging a decode ---------------------------------------------------------------------
 
-    def _judge(self, row: _Row) -> None:
+    def _judge(self, row: Row) -> None:
         """Take a decode, or try its audio again (Whisper paper, section 4.5)."""
         if self._is_silent(row):
             self._settle(row, heard=False)
         elif not self._looks_wrong(row):
             self._take(row)
         elif row.window < windows.BUCKET_FRAMES[-1]:
-            self._waiting.append(_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
+            self._waiting.append(tried_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
         elif row.tail:
             self._settle(row, heard=False)
         elif row.attempt + 1 < len(row.task.request.options.temperatures):
-            again = _again(row, window=row.window, attempt=row.attempt + 1)
+            again = tried_again(row, window=row.window, attempt=row.attempt + 1)
             again.features = row.features
             self._encoded.append(again)
         else:
             self._take(self._least_wrong([*row.rejected, row]))
 
-    def _take(self, row: _Row) -> None:
+    def _take(self, row: Row) -> None:
         """Settle a decode, once its words have times where they are asked for."""
         row.reading = self._read(row)
         if row.task.request.options.words and row.reading.segments:
@@ -481,7 +374,7 @@ class WhisperSession:
         else:
             self._settle(row, heard=True)
 
-    def _align(self, rows: list[_Row]) -> None:
+    def _align(self, rows: list[Row]) -> None:
         """Find the times of the words of these rows, together."""
         spoken = []
         for row in rows:
@@ -502,14 +395,14 @@ class WhisperSession:
                 row.reading = reading
                 self._settle(row, heard=True)
 
-    def _is_silent(self, row: _Row) -> bool:
+    def _is_silent(self, row: Row) -> bool:
         if row.no_speech_prob <= MAX_NO_SPEECH_PROB:
             return False
         # Of digital silence the models are sure that it says "you".
         unlikely = row.line.score < MIN_AVG_LOGPROB
         return unlikely or row.tail or not audio.is_audible(row.task.samples[row.start * audio.HOP :])
 
-    def _looks_wrong(self, row: _Row) -> bool:
+    def _looks_wrong(self, row: Row) -> bool:
         return (
             row.line.looped
             or not (row.line.ended or row.cap_is_asked)
@@ -517,7 +410,7 @@ class WhisperSession:
             or rules.compression_ratio(self.tokenizer.decode(list(row.line.tokens))) > MAX_COMPRESSION_RATIO
         )
 
-    def _least_wrong(self, rows: list[_Row]) -> _Row:
+    def _least_wrong(self, rows: list[Row]) -> Row:
         """The likeliest of the decodes that do not repeat themselves, else the likeliest of all."""
         sound = [
             row
@@ -527,7 +420,7 @@ class WhisperSession:
         ]
         return max(sound or rows, key=lambda row: row.line.score)
 
-    def _settle(self, row: _Row, heard: bool) -> None:
+    def _settle(self, row: Row, heard: bool) -> None:
         """Add what a decode says to its chunk, then go on with the rest of the audio or answer."""
         task = row.task
         if task.no_speech_prob is None:
@@ -551,11 +444,11 @@ class WhisperSession:
         else:
             self._waiting.append(following)
 
-    def _read(self, row: _Row) -> transcript.Reading:
+    def _read(self, row: Row) -> transcript.Reading:
         read = transcript.read_tokens if row.task.request.options.timestamps else transcript.read_untimed
         return read(row.line.tokens, self.tokenizer, row.length_s)
 
-    def _following(self, row: _Row, covered_s: float, silent_tail: bool) -> _Row | None:
+    def _following(self, row: Row, covered_s: float, silent_tail: bool) -> Row | None:
         """A row for the audio that a decode left out, if there is any worth it."""
         if covered_s >= row.length_s - transcript.TAIL_S or covered_s <= 0:
             return None
@@ -567,7 +460,7 @@ class WhisperSession:
             return None
         return self._row(row.task, start, tail=silent_tail)
 
-    def _answer(self, task: _Task, row: _Row) -> None:
+    def _answer(self, task: Task, row: Row) -> None:
         request = task.request
         self._outcomes.append(
             ChunkDone(
@@ -586,9 +479,3 @@ class WhisperSession:
                 bits=self.model.bits,
             )
         )
-
-
-def _again(row: _Row, *, window: int, attempt: int) -> _Row:
-    """The same audio once more."""
-    rejected = [*row.rejected, row]
-    return _Row(row.task, row.start, window, row.cap, row.cap_is_asked, row.tail, attempt, rejected=rejected)
