@@ -11,6 +11,7 @@ The weights' views are taken anew in each call, on the thread that owns MLX: wha
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class _Affine:
             out = np.empty((len(x), len(self.weight)), np.float32)
             small_matmul(x, self.weight, out)
         else:
-            out = np.matmul(x, self.weight.T)
+            out = x @ self.weight.T
         if self.bias is not None:
             out += self.bias
         return out
@@ -90,7 +91,7 @@ class _Norm:
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Layer normalization (Ba et al., 2016) of rows, shape (rows, width)."""
-        out = x - x.mean(axis=1, keepdims=True)
+        out: FloatArray = x - x.mean(axis=1, keepdims=True)
         variance = np.einsum("ij,ij->i", out, out)[:, None] * np.float32(1 / x.shape[1])
         out /= np.sqrt(variance + NORM_EPSILON)
         out *= self.weight
@@ -115,7 +116,10 @@ class _Layer:
     def of(cls, block: Block) -> _Layer:
         return cls(
             _Norm.of(block.attn_ln),
-            *(_Affine.of(linear) for linear in (block.query, block.key, block.value, block.out)),
+            _Affine.of(block.query),
+            _Affine.of(block.key),
+            _Affine.of(block.value),
+            _Affine.of(block.out),
             _Norm.of(block.mlp_ln),
             _Affine.of(block.mlp1),
             _Affine.of(block.mlp2),
@@ -184,8 +188,8 @@ class _Encoding:
         self._each(self._listener())
         for block in self._model.encoder:
             layer = _Layer.of(block)
-            self._each(lambda row, at, layer=layer: self._project(layer, row, at))
-            self._each(lambda row, at, layer=layer: self._attend_and_raise(layer, row, at))
+            self._each(functools.partial(self._project, layer))
+            self._each(functools.partial(self._attend_and_raise, layer))
         return self._features()
 
     def _each(self, work: Callable[[int, slice], None]) -> None:

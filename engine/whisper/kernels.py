@@ -67,24 +67,6 @@ def compacted(going: Sequence[int]) -> list[int]:
     return order
 
 
-class Kernels(Protocol):
-    """See the module's page."""
-
-    def gelu(self, x: mx.array) -> mx.array:
-        """Exact GELU (Hendrycks and Gimpel, 2016). May overwrite *x*, which must be a fresh result."""
-
-    def cache(self, features: Sequence[Features]) -> Cache:
-        """An empty cache for rows that attend to these features."""
-
-    def logits(self, x: mx.array, embedding: mx.array) -> FloatArray:
-        """Scores of every token, on the host and writable.
-
-        :param x: shape (rows, positions, width).
-        :param embedding: shape (vocabulary, width).
-        :returns: shape (rows, positions, vocabulary).
-        """
-
-
 def split_heads(x: mx.array) -> mx.array:
     """(rows, length, width) to (rows, heads, length, head width)."""
     return x.reshape(*x.shape[:2], -1, HEAD_WIDTH).transpose(0, 2, 1, 3)
@@ -479,3 +461,13 @@ def _softmax(scores: FloatArray) -> FloatArray:
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     return scores
+
+
+Kernels = DeviceKernels | HostKernels
+"""Both have:
+
+- ``gelu(x)``: exact GELU (Hendrycks and Gimpel, 2016); may overwrite *x*, which must be a fresh result;
+- ``cache(features)``: an empty cache for rows that attend to these features;
+- ``logits(x, embedding)``: scores of every token, on the host and writable; from shapes (rows, positions, width) and
+  (vocabulary, width) to (rows, positions, vocabulary).
+"""

@@ -180,10 +180,11 @@ class Whisper:
         :param mel: shape (rows, mel frames, mels), an even number of frames, at most 3,000.
         :returns: features of each row, evaluated.
         """
-        if isinstance(self._kernels, HostKernels):
+        kernels = self._kernels
+        if isinstance(kernels, HostKernels):
             mx.eval(mel)
-            return host.encode(self, host_view(mel), self._kernels)
-        return self._kernels.features(self._encode(mel.astype(self.dtype), self._kernels))
+            return host.encode(self, host_view(mel), kernels)
+        return kernels.features(self._encode(mel.astype(self.dtype), kernels))
 
     def _encode(self, mel: mx.array, kernels: DeviceKernels) -> list[tuple[mx.array, mx.array]]:
         x = kernels.gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])

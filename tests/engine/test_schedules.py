@@ -222,11 +222,12 @@ def test_running_rows_wait_for_one_small_encoder_step_at_most(
     from engine.whisper.session import WhisperSession
 
     session = WhisperSession(small, tokenizer, Schedule(encode_beside_s=40.0, decode_steps=3))
-    session.add([ask("first", clip("two_cities", 0, 2.0), max_tokens=40, timestamps=False)])
+    session.add([ask("first", clip("two_cities", 0, 2.0), max_tokens=40, temperatures=(0.0,))])
     while not session.texts():
         assert session.plan() is not None
         session.step()
-    session.add([ask(f"late{n}", clip("two_cities", n, n + 2.0), max_tokens=40) for n in range(6)])
+    late = {"max_tokens": 20, "temperatures": (0.0,)}
+    session.add([ask(f"late{n}", clip("two_cities", n, n + 2.0), **late) for n in range(6)])
     since = 0
     held_up = []
     while session.busy:
