@@ -9,6 +9,7 @@ import click
 
 from ops.commands.bench_faults import faults_command
 from ops.commands.bench_overhead import overhead_command
+from ops.commands.bench_search import search_command
 from ops.commands.common import console, load_settings
 
 
@@ -19,6 +20,7 @@ def bench_command() -> None:
 
 bench_command.add_command(faults_command)
 bench_command.add_command(overhead_command)
+bench_command.add_command(search_command)
 
 
 @bench_command.command("speech")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import soundfile
 
-from ops.bench import speech, speech_references
+from ops.bench import search, speech, speech_references
 from ops.bench.speech import Round
 from ops.commands.bench import as_sentence
 
@@ -67,3 +67,28 @@ def test_a_clip_that_is_refused_is_told(tmp_path) -> None:
 
     with pytest.raises(speech.Trouble, match="not transcribed"):
         speech.ours(Client(), [tmp_path / "a.wav"])
+
+
+def test_a_search_is_compared_round_by_round() -> None:
+    """The beam's row has the median of the ratios, each side's errors, and on how many clips it is likelier."""
+    rounds = [
+        {
+            "1": {"seconds": 2.0, "texts": ["one two", "three"], "totals": [-3.0, -2.0]},
+            "5": {"seconds": seconds, "texts": ["one two", "four"], "totals": [-2.5, -2.0001]},
+        }
+        for seconds in (4.0, 5.0, 8.0)
+    ]
+    told = search.report(["one two", "three"], {"rounds": rounds}, beam=5, model="m")
+    (row,) = told["rows"]
+    assert (row["ours"], row["theirs"], row["ratio"]) == (0.4, 1.0, 0.4)
+    assert row["wer_theirs"] == 0 and row["wer"] == pytest.approx(1 / 3, abs=1e-3)
+    assert told["total_logprob"] == {"higher": 1, "equal": 1, "lower": 0}
+
+
+def test_times_of_words_are_compared_where_both_heard_them() -> None:
+    """A word that one side alone heard counts as a word, and has no difference."""
+    ours = [[" Ever", 0.0, 0.5], [" tried,", 0.5, 1.2]]
+    theirs = [[" ever", 0.0, 0.5], [" well", 0.5, 0.6], [" tried.", 0.6, 1.24]]
+    found = search.word_times([{"ours": ours, "theirs": theirs}])
+    assert (found["words"], found["in_both"]) == (3, 2)
+    assert (found["median_s"], found["max_s"]) == (0.02, 0.1)
