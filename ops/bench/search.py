@@ -61,10 +61,10 @@ def report(references: Sequence[str], told: dict[str, Any], *, beam: int, model:
     rounds = [(one[str(beam)], one["1"]) for one in told["rounds"]]
 
     def rate(side: int) -> float:
-        return statistics.median(len(references) / pair[side]["seconds"] for pair in rounds)
+        return float(statistics.median(len(references) / pair[side]["seconds"] for pair in rounds))
 
     def wer(side: int) -> float:
-        return statistics.median(error_rate(references, pair[side]["texts"]) for pair in rounds)
+        return float(statistics.median(error_rate(references, pair[side]["texts"]) for pair in rounds))
 
     wide, greedy = rounds[0]
     gains = [ours - theirs for ours, theirs in zip(wide["totals"], greedy["totals"], strict=True)]
