@@ -125,7 +125,7 @@ def _unpack(network: nn.Module) -> None:
 
 def _warm_up(recognizer: Recognizer) -> None:
     noise = np.random.Generator(np.random.Philox(1)).standard_normal(SAMPLE_RATE).astype(np.float32)
-    for _ in recognizer.run([Item(0.1 * noise, DecodeOptions(), 0.0, cap=4)]):
+    for _ in recognizer.run([Item.of(0.1 * noise, DecodeOptions(), cap=4)]):
         pass
 
 

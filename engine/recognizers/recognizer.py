@@ -22,21 +22,29 @@ from engine.whisper.words import clamped
 
 FloatArray = npt.NDArray[np.float32]
 
+MIN_SAMPLES = SAMPLE_RATE // 2
+"""Half a second: with less some encoders have no frame left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """Audio to be recognized."""
 
     samples: FloatArray
-    """16 kHz, -1 to 1."""
+    """16 kHz, -1 to 1; at least :data:`MIN_SAMPLES`."""
+    duration_s: float
+    """Seconds of them that are the chunk's own."""
     options: DecodeOptions
     temperature: float
     cap: int
     """Most tokens, where the family has tokens."""
 
-    @property
-    def duration_s(self) -> float:
-        return len(self.samples) / SAMPLE_RATE
+    @classmethod
+    def of(cls, samples: FloatArray, options: DecodeOptions, cap: int) -> Item:
+        """An item for a first try; silence fills up what is too short for the models' convolutions."""
+        missing = max(0, MIN_SAMPLES - len(samples))
+        filled = np.pad(samples, (0, missing)) if missing else samples
+        return cls(filled, len(samples) / SAMPLE_RATE, options, options.temperatures[0], cap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ itself) is tried again at the next temperature where the family has temperatures
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine import spool, windows
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest
@@ -138,8 +138,7 @@ class RecognizerSession:
             options = request.options
             cap = windows.token_cap(request.duration_s)
             cap = min(cap, options.max_tokens) if options.max_tokens is not None else cap
-            item = Item(audio.from_pcm(data), options, options.temperatures[0], cap)
-            self._waiting.append(_Row(request, item))
+            self._waiting.append(_Row(request, Item.of(audio.from_pcm(data), options, cap)))
 
     def _next(self) -> list[_Row]:
         """The first that waits, and those that may share its run."""
@@ -158,7 +157,7 @@ class RecognizerSession:
         following = row.attempt + 1
         again = "temperature" in self._family.options and following < len(options.temperatures)
         if ratio > MAX_COMPRESSION_RATIO and again:
-            item = Item(row.item.samples, options, options.temperatures[following], row.item.cap)
+            item = replace(row.item, temperature=options.temperatures[following])
             self._waiting.insert(0, _Row(row.request, item, following))
             return
         request = row.request

@@ -244,7 +244,7 @@ def sessions(mlx: Any, folders: dict[str, Path]) -> Callable[[str], RecognizerSe
 
     def make(name: str) -> RecognizerSession:
         if name not in loaded:
-            family = family_named(name)
+            family = family_named(source(name, folders[name]).split(":")[0])
             assert family is not None
             model = load_recognizer(folders[name], family, mlx.float32)
             loaded[name] = RecognizerSession(model.recognizer, family, model.bits)
@@ -300,6 +300,15 @@ def test_what_repeats_itself_is_tried_at_the_next_temperature(sessions: Any, run
     assert [both[name].temperature for name in ("s0", "s1")] == [1.0, 1.0]
     assert both["s0"].text != both["s1"].text
     assert run(session, asked[::-1])["s0"].text == both["s0"].text
+
+
+@pytest.mark.parametrize("name", ["parakeet", "rnnt", "ctc", "moonshine", "qwen3_asr"])
+def test_a_tenth_of_a_second_is_recognized(sessions: Any, run: Any, clip: Any, name: str) -> None:
+    """Less audio than an encoder has a frame for is done, with times inside it."""
+    asked = [chunk(f"s{i}", name, clip("beckett", 1, 1 + length)) for i, length in enumerate((0.01, 0.1))]
+    for request, done in zip(asked, run(sessions(name), asked).values(), strict=True):
+        assert isinstance(done, ChunkDone)
+        assert all(0 <= s.start <= s.end <= request.duration_s for s in done.segments)
 
 
 def test_abandoned_chunks_are_given_back(sessions: Any, clip: Any) -> None:
