@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from engine.protocol import Segment, Word
 from engine.whisper import alignment, words
 from engine.whisper.words import Piece, Timed
+
+UNTIMED = settings(deadline=None, max_examples=60)
+"""No assertion on wall time: the machine may be busy."""
 
 COSTS = arrays.arrays(
     np.float32,
@@ -31,6 +34,7 @@ def cheapest(cost: Any) -> float:
     return float(best[-1, -1])
 
 
+@UNTIMED
 @given(COSTS)
 def test_the_path_is_the_cheapest(cost: Any) -> None:
     """No path from corner to corner costs less, and it never goes back or jumps."""
@@ -53,6 +57,7 @@ def test_the_path_is_that_of_mlx_audio(mlx: Any) -> None:
         assert (ours[0].tolist(), ours[1].tolist()) == (theirs[0].tolist(), theirs[1].tolist())
 
 
+@UNTIMED
 @given(
     arrays.arrays(
         np.float32, st.tuples(st.integers(1, 3), st.integers(1, 20)), elements=st.floats(-5, 5, width=16)
@@ -69,6 +74,7 @@ def test_the_median_filter_is_a_running_median(x: Any) -> None:
         assert np.array_equal(found[:, i], np.median(padded[:, i : i + 7], axis=1))
 
 
+@UNTIMED
 @given(
     arrays.arrays(
         np.float32,
@@ -151,6 +157,7 @@ def timed_words(draw: Any) -> list[Timed]:
     return found
 
 
+@UNTIMED
 @given(timed_words())
 def test_joining_marks_loses_nothing(spoken: list[Timed]) -> None:
     """Text and tokens are the same after punctuation has been joined to words, and the order too."""
@@ -169,6 +176,7 @@ def test_marks_belong_to_the_words_beside_them() -> None:
     assert [w.piece.text for w in words.merged(spoken)] == [" Say", " “no,”", " again."]
 
 
+@UNTIMED
 @given(
     st.lists(st.tuples(st.floats(-5, 40), st.floats(-5, 40)), max_size=8), st.floats(0, 10), st.floats(0, 20)
 )
@@ -183,6 +191,7 @@ def test_clamped_words_rise_within_their_bounds(
     assert all(begin <= moment <= end for moment in moments)
 
 
+@UNTIMED
 @given(st.lists(timed_words(), min_size=1, max_size=4), st.floats(1, 30))
 def test_segments_hold_their_words(parts: list[list[Timed]], length_s: float) -> None:
     """A segment with words begins and ends with them; all times rise and lie inside the audio."""
