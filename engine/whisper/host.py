@@ -28,6 +28,8 @@ from engine.whisper.kernels import (
     FloatArray,
     HostCache,
     HostKernels,
+    Layers,
+    Silence,
     gelu_in_place,
     host_view,
     join_rows,
@@ -155,25 +157,39 @@ def _gelu(x: FloatArray) -> None:
 # --- encoder ------------------------------------------------------------------------------------
 
 
-def encode(model: Whisper, mel: FloatArray, kernels: HostKernels) -> list[Features]:
+def silence(model: Whisper, kernels: HostKernels) -> Silence:
+    """What the model makes of a window of 30 s that holds nothing."""
+    encoding = _Encoding(
+        model, np.zeros((1, 2 * model.dims.n_audio_ctx, model.dims.n_mels), np.float32), kernels
+    )
+    heard: Layers = []
+    features = encoding.run(heard)
+    return Silence(heard, features[0])
+
+
+def encode(model: Whisper, mel: FloatArray, kernels: HostKernels, behind: Silence) -> list[Features]:
     """Encode windows and prepare the decoder's attention to them.
 
     As many windows at a time as there are threads: more would only hold more memory.
 
     :param mel: shape (rows, mel frames, mels), an even number of frames.
+    :param behind: what is attended to from the window's end to 30 s.
     :returns: for each row and decoder layer, keys and values of shape (heads, frames, head width).
     """
     found: list[Features] = []
     for first in range(0, len(mel), kernels.threads):
-        found += _Encoding(model, mel[first : first + kernels.threads], kernels).run()
+        found += _Encoding(model, mel[first : first + kernels.threads], kernels, behind).run()
     return found
 
 
 class _Encoding:
     """Some windows of one length on their way through the encoder."""
 
-    def __init__(self, model: Whisper, mel: FloatArray, kernels: HostKernels) -> None:
+    def __init__(
+        self, model: Whisper, mel: FloatArray, kernels: HostKernels, behind: Silence | None = None
+    ) -> None:
         self._model = model
+        self._behind = behind.encoder if behind is not None else None
         self._kernels = kernels
         self._mel = mel
         self._frames = mel.shape[1] // 2
@@ -184,12 +200,16 @@ class _Encoding:
         edges = [self._frames * tile // tiles for tile in range(tiles + 1)]
         self._tiles = [(row, slice(a, b)) for row in range(len(mel)) for a, b in itertools.pairwise(edges)]
 
-    def run(self) -> list[Features]:
+    def run(self, heard: Layers | None = None) -> list[Features]:
+        """Features of each window. Keys and values of the first one's layers are put into *heard*."""
         self._each(self._listener())
-        for block in self._model.encoder:
+        for number, block in enumerate(self._model.encoder):
             layer = _Layer.of(block)
             self._each(functools.partial(self._project, layer))
-            self._each(functools.partial(self._attend_and_raise, layer))
+            if heard is not None:
+                heard.append((self._k[0].copy(), self._v[0].copy()))
+            behind = self._behind[number] if self._behind else None
+            self._each(functools.partial(self._attend_and_raise, layer, behind))
         return self._features()
 
     def _each(self, work: Callable[[int, slice], None]) -> None:
@@ -223,17 +243,28 @@ class _Encoding:
             buffer[row, at] = affine(y)
         self._q[row, at] *= np.float32(SCALE)
 
-    def _attend_and_raise(self, layer: _Layer, row: int, at: slice) -> None:
-        x, key, value = self._x[row, at], self._k[row], self._v[row]
+    def _attend_and_raise(
+        self, layer: _Layer, behind: tuple[FloatArray, FloatArray] | None, row: int, at: slice
+    ) -> None:
+        x, frames = self._x[row, at], self._frames
+        pairs = [(self._k[row], self._v[row])]
+        if behind is not None and frames < len(behind[0]):
+            pairs.append((behind[0][frames:], behind[1][frames:]))
+        edges = [0, *itertools.accumulate(len(key) for key, _ in pairs)]
+        spans = [slice(a, b) for a, b in itertools.pairwise(edges)]
         heard = np.empty((len(x), x.shape[1]), np.float32)
-        scores = np.empty((len(x), self._frames), np.float32)
+        scores = np.empty((len(x), edges[-1]), np.float32)
         for start in range(0, x.shape[1], HEAD_WIDTH):
             head = slice(start, start + HEAD_WIDTH)
-            np.matmul(self._q[row, at, head], key[:, head].T, out=scores)
+            for span, (key, _) in zip(spans, pairs, strict=True):
+                np.matmul(self._q[row, at, head], key[:, head].T, out=scores[:, span])
             scores -= scores.max(axis=1, keepdims=True)
             np.exp(scores, out=scores)
+            found = scores[:, spans[0]] @ pairs[0][1][:, head]
+            for span, (_, value) in zip(spans[1:], pairs[1:], strict=True):
+                found += scores[:, span] @ value[:, head]
             # Dividing the result by the sums is cheaper than dividing the weights.
-            np.divide(scores @ value[:, head], scores.sum(axis=1, keepdims=True), out=heard[:, head])
+            np.divide(found, scores.sum(axis=1, keepdims=True), out=heard[:, head])
         x += layer.out(heard)
         x += layer.mlp(x)
 
@@ -330,8 +361,6 @@ def _decode_layer(
     )
     x += layer.out(join_rows(own).reshape(x.shape))
     query = by_heads(cross.query(cross.norm(x)))
-    heard = np.empty(query.shape, np.float32)
-    for index in range(count):
-        cache.attend_audio(number, rows.start + index, query[index], heard[index])
+    heard = cache.attend_audio(number, rows, query)
     x += cross.out(join_rows(heard).reshape(x.shape))
     x += layer.mlp(x)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -27,6 +28,24 @@ CACHE_STEP = 64
 
 Features = Any
 """Cross-attention keys and values of one row, in the form that its kernels gave them."""
+
+
+Layers = list[tuple[Any, Any]]
+"""Keys and values of each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """What a model makes of a window of 30 s that holds nothing: it stands behind windows that end earlier.
+
+    Whisper was trained on windows of 30 s and leans on their empty rest. What the rest gives to attend to hardly
+    depends on the speech before it, so it is computed once for each model, and not for each chunk.
+    """
+
+    encoder: Layers
+    """Of each encoder layer, shape (frames, width) on the host and (1, frames, width) on a device."""
+    decoder: Features
+    """Features of the window."""
 
 
 class Cache(Protocol):
@@ -101,8 +120,18 @@ class DeviceKernels:
         mx.eval(found)
         return list(found)
 
-    def cache(self, features: Sequence[Features]) -> Cache:
-        return DeviceCache(features)
+    @staticmethod
+    def extended(features: Features, behind: Silence) -> Features:
+        """A row's features with those of what stands behind its window."""
+        found = []
+        for (key, value), (far_key, far_value) in zip(features, behind.decoder, strict=True):
+            frames = key.shape[1]
+            pair = (key, far_key[:, frames:]), (value, far_value[:, frames:])
+            found.append(tuple(mx.concatenate(list(sides), axis=1) for sides in pair))
+        return found
+
+    def cache(self, features: Sequence[Features], behind: Silence) -> Cache:
+        return DeviceCache([self.extended(row, behind) for row in features])
 
     def logits(self, x: mx.array, embedding: mx.array) -> FloatArray:
         scores = (x @ embedding.T).astype(mx.float32)
@@ -249,8 +278,8 @@ class HostKernels:
         self.each(lambda i: gelu_in_place(flat[i * GELU_TILE : (i + 1) * GELU_TILE]), tiles)
         return x
 
-    def cache(self, features: Sequence[Features]) -> Cache:
-        return HostCache(self, features)
+    def cache(self, features: Sequence[Features], behind: Silence) -> Cache:
+        return HostCache(self, features, behind)
 
     def logits(self, x: mx.array, embedding: mx.array) -> FloatArray:
         mx.eval(x)
@@ -333,8 +362,9 @@ class HostCache:
     :data:`SLOT_STEP` slots, and a slot that was left is taken again.
     """
 
-    def __init__(self, kernels: HostKernels, features: Sequence[Features]) -> None:
+    def __init__(self, kernels: HostKernels, features: Sequence[Features], behind: Silence) -> None:
         self._kernels = kernels
+        self._behind = behind.decoder
         self.features = list(features)
         self.lengths = [0] * len(features)
         self._own: list[tuple[FloatArray, FloatArray] | None] = [None] * len(features[0])
@@ -391,24 +421,45 @@ class HostCache:
     def cross_attend(self, layer: int, query: mx.array) -> mx.array:
         mx.eval(query)
         q = split_rows(host_view(query))
-        out = np.empty_like(q)
+        return mx.array(join_rows(self.attend_audio(layer, slice(0, len(q)), q)))
 
-        def work(row: int) -> None:
-            self.attend_audio(layer, row, q[row], out[row])
+    def attend_audio(self, layer: int, rows: slice, q: FloatArray) -> FloatArray:
+        """Some rows' attention to their audio and to what stands behind it. Shapes (rows, heads, new, head width).
 
-        self._kernels.each(work, len(q))
-        return mx.array(join_rows(out))
+        What stands behind is the same for all rows, so that one product serves them: a row masks what its own window
+        covers.
+        """
+        count, heads, new, _ = q.shape
+        q = q * np.float32(SCALE)
+        own = [self._own_scores(self.features[rows.start + row][layer][0], q[row]) for row in range(count)]
+        covered = np.array([scores.shape[2] for scores in own])
+        first = int(covered.min())
+        keys, values = (side[:, first:] for side in self._behind[layer])
+        flat = q.transpose(1, 0, 2, 3).reshape(heads, count * new, HEAD_WIDTH)
+        far = np.matmul(flat, keys.transpose(0, 2, 1)).reshape(heads, count, new, -1)
+        peaks = np.array([scores.max(axis=2) for scores in own]).transpose(1, 0, 2)[..., None]
+        if far.shape[3]:
+            far[:, np.arange(far.shape[3]) < (covered - first)[:, None, None].repeat(new, 1)] = -np.inf
+            peaks = np.maximum(peaks, far.max(axis=3, keepdims=True))
+        far -= peaks
+        np.exp(far, out=far)
+        sums = far.sum(axis=3, keepdims=True)
+        found = np.matmul(far.reshape(heads, count * new, -1), values).reshape(heads, count, new, HEAD_WIDTH)
+        for row, scores in enumerate(own):
+            weights = np.exp(scores - peaks[:, row])
+            sums[:, row] += weights.sum(axis=2, keepdims=True)
+            found[:, row] += np.matmul(weights, self.features[rows.start + row][layer][1])
+        found /= sums
+        out: FloatArray = found.transpose(1, 0, 2, 3)
+        return out
 
-    def attend_audio(self, layer: int, row: int, q: FloatArray, out: FloatArray) -> None:
-        """One row's attention to its audio. Shapes (heads, new, head width)."""
-        keys, values = self.features[row][layer]
+    @staticmethod
+    def _own_scores(keys: FloatArray, q: FloatArray) -> FloatArray:
+        """Shapes (heads, frames, head width), (heads, new, head width) to (heads, new, frames)."""
         if q.shape[1] == 1:
             # A matrix times a vector reads the keys in their order.
-            scores = np.matmul(keys, q.transpose(0, 2, 1)).transpose(0, 2, 1)
-        else:
-            scores = np.matmul(q, keys.transpose(0, 2, 1))
-        scores *= np.float32(SCALE)
-        np.matmul(_softmax(scores), values, out=out)
+            return (keys @ q.transpose(0, 2, 1)).transpose(0, 2, 1)
+        return q @ keys.transpose(0, 2, 1)
 
     def advance(self, new: int) -> None:
         self.lengths = [length + new for length in self.lengths]

@@ -22,6 +22,8 @@ from engine.whisper.kernels import (
     HostCache,
     HostKernels,
     Kernels,
+    Layers,
+    Silence,
     host_view,
 )
 
@@ -157,6 +159,8 @@ class Whisper:
             config.get("alignment_heads"),
         )
         self._kernels = kernels
+        self.silence: Silence | None = None
+        """Computed when it is first needed. To be forgotten (None) whenever weights change."""
         loader = _Loader(variables, config.get("quantization"))
         self.conv1 = (loader.array("encoder.conv1.weight"), loader.array("encoder.conv1.bias"))
         self.conv2 = (loader.array("encoder.conv2.weight"), loader.array("encoder.conv2.bias"))
@@ -183,24 +187,52 @@ class Whisper:
         kernels = self._kernels
         if isinstance(kernels, HostKernels):
             mx.eval(mel)
-            return host.encode(self, host_view(mel), kernels)
-        return kernels.features(self._encode(mel.astype(self.dtype), kernels))
+            return host.encode(self, host_view(mel), kernels, self._behind())
+        behind = self._behind().encoder
+        return kernels.features(self._encode(mel.astype(self.dtype), kernels, behind, None))
 
-    def _encode(self, mel: mx.array, kernels: DeviceKernels) -> list[tuple[mx.array, mx.array]]:
+    def _behind(self) -> Silence:
+        if self.silence is None:
+            self.silence = self._hear_silence()
+        return self.silence
+
+    def _hear_silence(self) -> Silence:
+        kernels = self._kernels
+        if isinstance(kernels, HostKernels):
+            return host.silence(self, kernels)
+        mel = mx.zeros((1, 2 * self.dims.n_audio_ctx, self.dims.n_mels), self.dtype)
+        heard: Layers = []
+        features = kernels.features(self._encode(mel, kernels, None, heard))
+        mx.eval(heard)
+        return Silence(heard, features[0])
+
+    def _encode(
+        self, mel: mx.array, kernels: DeviceKernels, behind: Layers | None, heard: Layers | None
+    ) -> list[tuple[mx.array, mx.array]]:
+        """The encoder in MLX's operations. Keys and values of its layers are put into *heard*."""
         x = kernels.gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])
         x = kernels.gelu(mx.conv1d(x, self.conv2[0], stride=2, padding=1) + self.conv2[1])
-        # A shorter window takes the first positions, as if the rest had not been there.
-        x = x + self.audio_positions[: x.shape[1]]
-        for block in self.encoder:
+        rows, frames, _ = x.shape
+        # A shorter window takes the first positions; silence has the others.
+        x = x + self.audio_positions[:frames]
+        for number, block in enumerate(self.encoder):
             y = block.attn_ln(x)
-            x = x + block.out(kernels.attend(block.query(y), block.key(y), block.value(y)))
+            key, value = block.key(y), block.value(y)
+            if heard is not None:
+                heard.append((key, value))
+            if behind is not None and frames < self.dims.n_audio_ctx:
+                far = (mx.repeat(side[:, frames:], rows, axis=0) for side in behind[number])
+                key, value = (
+                    mx.concatenate(list(sides), axis=1) for sides in zip((key, value), far, strict=True)
+                )
+            x = x + block.out(kernels.attend(block.query(y), key, value))
             x = x + block.mlp2(kernels.gelu(block.mlp1(block.mlp_ln(x))))
         x = self.encoder_ln(x)
         return [(b.cross_key(x), b.cross_value(x)) for b in self.decoder if b.cross_key and b.cross_value]
 
     def cache(self, features: Sequence[Features]) -> Cache:
         """An empty decoder cache for rows with these features."""
-        return self._kernels.cache(features)
+        return self._kernels.cache(features, self._behind())
 
     def decode(self, tokens: Sequence[Sequence[int]], cache: Cache, at: Sequence[int]) -> FloatArray:
         """Run the decoder over new tokens of every row.
