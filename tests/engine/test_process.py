@@ -517,6 +517,9 @@ def test_the_stand_in_dies_after_so_many_chunks(cache_dir: Path, ask: Any, clip:
             await e.load()
             for i in range(3):
                 await e.process.send(Dispatch(i, (ask(str(i), clip("beckett", 0, 2)),)))
+                if i < 2:
+                    # Sent together, all three would be answered in one step.
+                    await e.until(BatchDone)
             await e.rest()
             assert len(e.of(ChunkDone)) == 2
             assert (await e.process.wait()).signal == "SIGKILL"
