@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from queueing.events import Event, Progress
     from queueing.flows import JobHandle, Submission
-    from queueing.job import ErrorInfo, Lane, Result, Segment, State, Timings
+    from queueing.job import ErrorInfo, Lane, Result, Segment, State, Timings, Word
     from queueing.protocol import Admission, JobStatus
     from queueing.webhook import InvalidWebhook, Notice, verify_webhook
 
@@ -60,7 +60,7 @@ _HOMES = {
     ),
     "queueing.events": ("Event", "Progress"),
     "queueing.flows": ("JobHandle", "Submission"),
-    "queueing.job": ("ErrorInfo", "Lane", "Result", "Segment", "State", "Timings"),
+    "queueing.job": ("ErrorInfo", "Lane", "Result", "Segment", "State", "Timings", "Word"),
     "queueing.protocol": ("Admission", "JobStatus"),
     "queueing.webhook": ("InvalidWebhook", "Notice", "verify_webhook"),
 }
@@ -96,6 +96,7 @@ __all__ = [
     "Submission",
     "Timings",
     "UnknownJob",
+    "Word",
     "__version__",
     "verify_webhook",
 ]

@@ -13,6 +13,7 @@ from engine.config import EngineConfig, default_cache_dir
 from engine.loop import LoadedSession, LoadRefused
 from engine.models import ModelError, Registry
 from engine.protocol import Loaded, Ready, Sample
+from engine.recognizers.families import WHISPER, family_named
 from engine.stepping import Schedule
 from engine.windows import BUCKET_FRAMES
 
@@ -49,6 +50,9 @@ class MlxBackend:
         began = time.monotonic()
         try:
             folder = self._registry.resolve(alias)
+            family = self._registry.source(alias).family
+            if family != WHISPER:
+                return self._load_other(alias, folder, family, began)
             model = load_model(folder, self._dtype, self._kernels)
             tokenizer = Tokenizer(folder, model.dims.n_vocab)
         except ModelError as exc:
@@ -66,6 +70,27 @@ class MlxBackend:
             can_translate=tokenizer.multilingual,
         )
         return LoadedSession(WhisperSession(model, tokenizer, self._schedule), loaded)
+
+    def _load_other(self, alias: str, folder: Path, name: str, began: float) -> LoadedSession:
+        from engine.recognizers.load import BadRecognizer, load_recognizer
+        from engine.recognizers.session import RecognizerSession
+
+        family = family_named(name)
+        assert family is not None, "the registry holds families that there are"
+        try:
+            model = load_recognizer(folder, family, self._dtype)
+        except BadRecognizer as exc:
+            raise LoadRefused("model_unreadable", str(exc)) from exc
+        loaded = Loaded(
+            model=alias,
+            seconds=time.monotonic() - began,
+            weights_bytes=model.weights_bytes,
+            bits=model.bits,
+            n_audio_state=model.width,
+            languages=model.recognizer.languages,
+            can_translate=False,
+        )
+        return LoadedSession(RecognizerSession(model.recognizer, family, model.bits), loaded)
 
     def sample(self, after_step: bool) -> Sample:
         return memory.sample_after_step() if after_step else memory.sample()

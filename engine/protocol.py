@@ -28,6 +28,16 @@ class DecodeOptions:
     timestamps: bool = True
     max_tokens: int | None = None
     """Upper bound on new tokens; None derives it from the chunk's duration."""
+    words: bool = False
+    """Give each segment its words, with their times."""
+    beam_size: int = 1
+    """Lines that a search at temperature 0 follows; 1 takes the likeliest token each time."""
+    best_of: int = 1
+    """Samples at a temperature above 0, of which the likeliest is taken."""
+    seed: int = 0
+    """Of the draws at a temperature above 0, beside the chunk's own samples."""
+    hot_words: tuple[str, ...] = ()
+    """Names and terms that are likely to be said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,7 @@ class Loaded:
     n_audio_state: int
     """Width of the encoder: what activations scale with."""
     languages: tuple[str, ...]
-    """Codes the model takes; ("en",) for English-only models."""
+    """Codes the model takes; ("en",) for English-only models, none where the language cannot be chosen."""
     can_translate: bool
 
 
@@ -144,7 +154,7 @@ class StepStarted:
     """The MLX thread is about to run a step that must end within deadline_s, or it hangs."""
 
     kind: str
-    """ "load", "encode", "detect", "decode"."""
+    """ "load", "encode", "detect", "decode", "align"."""
     deadline_s: float
 
 
@@ -185,12 +195,26 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a segment, with the punctuation beside it; seconds as there, and within the segment."""
+
+    start: float
+    end: float
+    text: str
+    """With the blank before it: joined, they are the segment's text."""
+    probability: float | None
+    """Mean probability of its tokens, 0 to 1; None where the model does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Seconds are relative to the chunk's first sample, 0 <= start <= end <= duration."""
 
     start: float
     end: float
     text: str
+    words: tuple[Word, ...] = ()
+    """In order, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +224,11 @@ class ChunkDone:
     text: str
     segments: tuple[Segment, ...]
     language: str
-    avg_logprob: float
-    no_speech_prob: float
+    """ISO 639 code; empty where the model does not tell."""
+    avg_logprob: float | None
+    """Mean log-probability of the tokens; None where the model does not tell."""
+    no_speech_prob: float | None
+    """None where the model does not tell."""
     compression_ratio: float
     temperature: float
     tokens: int

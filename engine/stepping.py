@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest
 
 Outcome = ChunkDone | ChunkFailed
-Kind = Literal["encode", "detect", "decode"]
+Kind = Literal["encode", "detect", "decode", "align"]
 
 
 @dataclass(frozen=True, slots=True)

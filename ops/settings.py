@@ -67,7 +67,9 @@ class Settings(BaseSettings):
         default_factory=lambda: dict(DEFAULT_MODELS),
         description=(
             "Alias to source: `path:/folder`, `hf:org/name[@revision]`, `ct2:/folder` or "
-            "`package:name[+name]`. Added to the two built-in aliases; an empty source removes one. "
+            "`package:name[+name]`; another recognizer than Whisper is `FAMILY:path:/folder` or "
+            "`FAMILY:hf:org/name`, as `parakeet` or `qwen3_asr`. Added to the two built-in aliases; "
+            "an empty source removes one. "
             "In the environment, a JSON object."
         ),
     )

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,6 +167,12 @@ class Client:
         temperature: float = 0.0,
         max_tokens: int | None = None,
         carry_context: bool = False,
+        words: bool = False,
+        beam_size: int = 1,
+        best_of: int = 1,
+        seed: int = 0,
+        hot_words: Sequence[str] = (),
+        fallback: bool = True,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -194,6 +200,12 @@ class Client:
             max_tokens: Upper bound for each chunk of at most 30 s.
             carry_context: Give each chunk the text before it: names are then spelled alike, but the chunks of
                 the job run one after another.
+            words: Whether segments have their words, with times.
+            beam_size: Lines that the search at temperature 0 follows; Whisper only.
+            best_of: Samples at temperatures above 0, of which the likeliest is taken; Whisper only.
+            seed: Of those samples.
+            hot_words: Names and terms that are likely to be said.
+            fallback: Whether what looks wrong is tried again at higher temperatures.
             idempotency_key: The same key (of a tenant) with the same work gives the same job for as long
                 as that job is kept, whatever became of it.
             deadline_s: Seconds from now, by Redis' clock, after which the job expires.
@@ -223,6 +235,12 @@ class Client:
             temperature=temperature,
             max_tokens=max_tokens,
             carry_context=carry_context,
+            words=words,
+            beam_size=beam_size,
+            best_of=best_of,
+            seed=seed,
+            hot_words=hot_words,
+            fallback=fallback,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,
@@ -482,6 +500,12 @@ class AsyncClient:
         temperature: float = 0.0,
         max_tokens: int | None = None,
         carry_context: bool = False,
+        words: bool = False,
+        beam_size: int = 1,
+        best_of: int = 1,
+        seed: int = 0,
+        hot_words: Sequence[str] = (),
+        fallback: bool = True,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -506,6 +530,12 @@ class AsyncClient:
             temperature=temperature,
             max_tokens=max_tokens,
             carry_context=carry_context,
+            words=words,
+            beam_size=beam_size,
+            best_of=best_of,
+            seed=seed,
+            hot_words=hot_words,
+            fallback=fallback,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,

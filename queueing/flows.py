@@ -37,9 +37,7 @@ from queueing.errors import (
 )
 from queueing.events import Event, decode_event
 from queueing.job import (
-    BASE_VERSION,
     DEFAULT_TENANT,
-    HOOK_VERSION,
     ErrorInfo,
     Job,
     Lane,
@@ -193,6 +191,12 @@ class Submission:
     temperature: float = 0.0
     max_tokens: int | None = None
     carry_context: bool = False
+    words: bool = False
+    beam_size: int = 1
+    best_of: int = 1
+    seed: int = 0
+    hot_words: Sequence[str] = ()
+    fallback: bool = True
     idempotency_key: str | None = None
     deadline_s: float | None = None
     not_before: datetime | None = None
@@ -293,7 +297,6 @@ class Core:
         job = job_from_fields(
             {
                 "kind": s.kind,
-                "v": BASE_VERSION if s.webhook is None else HOOK_VERSION,
                 "webhook": s.webhook,
                 "id": new_job_id() if s.job_id is None else str(s.job_id),
                 "model": self.model if s.model is None else s.model,
@@ -311,6 +314,12 @@ class Core:
                     "temperature": s.temperature,
                     "max_tokens": s.max_tokens,
                     "carry_context": s.carry_context,
+                    "words": s.words,
+                    "beam_size": s.beam_size,
+                    "best_of": s.best_of,
+                    "seed": s.seed,
+                    "hot_words": list(s.hot_words),
+                    "fallback": s.fallback,
                 },
             }
         )

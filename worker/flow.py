@@ -329,7 +329,7 @@ def given_up(why: str) -> Outcome:
 def decode_options(job: Job) -> DecodeOptions:
     """What the engine is asked for; temperatures climb from the job's own in steps of 0.2 (Whisper paper, 4.5)."""
     start = job.options.temperature
-    steps = int((1.0 - start) / TEMPERATURE_STEP + 1e-9)
+    steps = int((1.0 - start) / TEMPERATURE_STEP + 1e-9) if job.options.fallback else 0
     return DecodeOptions(
         task=job.kind,
         language=job.options.language,
@@ -337,6 +337,11 @@ def decode_options(job: Job) -> DecodeOptions:
         temperatures=tuple(round(start + TEMPERATURE_STEP * step, 3) for step in range(steps + 1)),
         timestamps=job.options.timestamps,
         max_tokens=job.options.max_tokens,
+        words=job.options.words,
+        beam_size=job.options.beam_size,
+        best_of=job.options.best_of,
+        seed=job.options.seed,
+        hot_words=job.options.hot_words,
     )
 
 

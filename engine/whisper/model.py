@@ -12,7 +12,9 @@ import mlx.core as mx
 import numpy as np
 
 from engine.whisper import host
+from engine.whisper.alignment import heads_of
 from engine.whisper.kernels import (
+    HEAD_WIDTH,
     Cache,
     DeviceKernels,
     Features,
@@ -150,6 +152,12 @@ class Whisper:
 
     def __init__(self, config: Mapping[str, Any], variables: dict[str, mx.array], kernels: Kernels) -> None:
         self.dims = Dimensions.from_config(config)
+        self.alignment_heads = heads_of(
+            self.dims.n_text_layer,
+            self.dims.n_text_state // HEAD_WIDTH,
+            self.dims.n_vocab,
+            config.get("alignment_heads"),
+        )
         self._kernels = kernels
         self.silence: Silence | None = None
         """Computed when it is first needed. To be forgotten (None) whenever weights change."""

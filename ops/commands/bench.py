@@ -9,6 +9,7 @@ import click
 from ops.commands.bench_faults import faults_command
 from ops.commands.bench_import import import_command
 from ops.commands.bench_overhead import overhead_command
+from ops.commands.bench_search import search_command
 from ops.commands.bench_soak import soak_command
 from ops.commands.bench_speech import speech_command
 
@@ -31,3 +32,4 @@ bench_command.add_command(overhead_command)
 bench_command.add_command(soak_command)
 bench_command.add_command(speech_command)
 bench_command.add_command(import_command)
+bench_command.add_command(search_command)

@@ -40,6 +40,15 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
     "--lane", type=click.Choice([lane.value for lane in LANES]), default="normal", show_default=True
 )
 @click.option("--language", help="ISO 639-1 code; without it the model detects the language.")
+@click.option("--words", is_flag=True, help="Give words their times: in JSON, and within the cues of vtt.")
+@click.option(
+    "--beam-size",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Lines that the search follows; more cost more.",
+)
+@click.option("--hot-word", "hot_words", multiple=True, help="A name or term likely to be said; repeatable.")
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="With --wait."
 )
@@ -57,6 +66,9 @@ def submit_command(
     model: str | None,
     lane: str,
     language: str | None,
+    words: bool,
+    beam_size: int,
+    hot_words: tuple[str, ...],
     form: str,
     upload: bool,
     webhook: str | None,
@@ -79,6 +91,9 @@ def submit_command(
         "model": model,
         "lane": lane,
         "language": language,
+        "words": words,
+        "beam_size": beam_size,
+        "hot_words": hot_words,
         "result_ttl_s": settings.result_ttl_s,
         "webhook": webhook,
     }

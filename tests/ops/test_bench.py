@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 
-from ops.bench import environments, speech, speech_references
+from ops.bench import environments, search, speech, speech_references
 from ops.bench.speech import audio, markdown, ours, report, run, side, steps, trace, works
 from ops.bench.speech.audio import Sound
 from ops.bench.speech.report import Entry, Turn
@@ -295,3 +295,28 @@ def test_the_picture_is_well_formed_and_names_what_it_shows() -> None:
     shown = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert {"a < b", "waits in Redis", "job 1: 2 s of audio"} <= set(shown)
     assert "language" not in shown
+
+
+def test_a_search_is_compared_round_by_round() -> None:
+    """The beam's row has the median of the ratios, each side's errors, and on how many clips it is likelier."""
+    rounds = [
+        {
+            "1": {"seconds": 2.0, "texts": ["one two", "three"], "totals": [-3.0, -2.0]},
+            "5": {"seconds": seconds, "texts": ["one two", "four"], "totals": [-2.5, -2.0001]},
+        }
+        for seconds in (4.0, 5.0, 8.0)
+    ]
+    told = search.report(["one two", "three"], {"rounds": rounds}, beam=5, model="m")
+    (row,) = told["rows"]
+    assert (row["ours"], row["theirs"], row["ratio"]) == (0.4, 1.0, 0.4)
+    assert row["wer_theirs"] == 0 and row["wer"] == pytest.approx(1 / 3, abs=1e-3)
+    assert told["total_logprob"] == {"higher": 1, "equal": 1, "lower": 0}
+
+
+def test_times_of_words_are_compared_where_both_heard_them() -> None:
+    """A word that one side alone heard counts as a word, and has no difference."""
+    ours = [[" Ever", 0.0, 0.5], [" tried,", 0.5, 1.2]]
+    theirs = [[" ever", 0.0, 0.5], [" well", 0.5, 0.6], [" tried.", 0.6, 1.24]]
+    found = search.word_times([{"ours": ours, "theirs": theirs}])
+    assert (found["words"], found["in_both"]) == (3, 2)
+    assert (found["median_s"], found["max_s"]) == (0.02, 0.1)

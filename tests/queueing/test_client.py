@@ -119,6 +119,12 @@ def test_submit_options(face: Face, bench: Bench) -> None:
         timestamps=False,
         temperature=0.4,
         max_tokens=100,
+        words=True,
+        beam_size=5,
+        best_of=3,
+        seed=11,
+        hot_words=["Jörg", "Nagg"],
+        fallback=False,
         max_attempts=7,
         result_ttl_s=99,
         job_id="my-own-id-1",
@@ -126,7 +132,7 @@ def test_submit_options(face: Face, bench: Bench) -> None:
     assert job == "my-own-id-1"
     wire = job_of(bench, job).model_dump(exclude_none=True)
     assert wire == {
-        "v": 1,
+        "v": 2,
         "id": "my-own-id-1",
         "kind": "translate",
         "model": "big",
@@ -141,6 +147,12 @@ def test_submit_options(face: Face, bench: Bench) -> None:
             "timestamps": False,
             "temperature": 0.4,
             "max_tokens": 100,
+            "words": True,
+            "beam_size": 5,
+            "best_of": 3,
+            "seed": 11,
+            "hot_words": ("Jörg", "Nagg"),
+            "fallback": False,
         },
     }
 
