@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -73,6 +74,18 @@ def queue_redis(redis_url: str) -> Iterator[redis.Redis]:
     client = connect(redis_url)
     yield client
     client.close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # One of several processes: the first one, which writes the summary, has seen no server itself.
+    workeroutput = getattr(session.config, "workeroutput", None)
+    if workeroutput is not None:
+        workeroutput["servers"] = _ran
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _ran.extend(getattr(node, "workeroutput", {}).get("servers", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
