@@ -16,10 +16,15 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import settings
 
 from queueing.connect import connect
 from tests.support.leaks import leaked_keys
 from tests.support.redis_server import RedisServer, servers
+
+# Hypothesis' own deadline is an assertion on wall time, and this machine may be busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _ran: list[str] = []
 
