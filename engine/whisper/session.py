@@ -14,7 +14,7 @@ temperatures; a decode that ends before its audio does is followed by another ov
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -40,11 +40,20 @@ class WhisperSession:
 
     :param model: on the device.
     :param tokenizer: of the same folder.
+    :param window_frames: encoder frames of the window of a chunk of so many seconds. Others than the default are for
+        measurements and comparisons.
     """
 
-    def __init__(self, model: Whisper, tokenizer: Tokenizer, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        model: Whisper,
+        tokenizer: Tokenizer,
+        schedule: Schedule | None = None,
+        window_frames: Callable[[float], int] = windows.window_frames,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self._window_frames = window_frames
         self._rules = rules.LogitRules(tokenizer)
         self._heads = model.alignment_heads
         self._schedule = schedule or Schedule()
@@ -204,7 +213,7 @@ class WhisperSession:
 
     def _row(self, task: Task, start: int, tail: bool = False) -> Row:
         rest_s = max(0.0, task.request.duration_s - start / audio.MEL_FRAMES_PER_SECOND)
-        window = windows.window_frames(rest_s)
+        window = self._window_frames(rest_s)
         if start == 0:
             task.window_s = window / windows.FRAMES_PER_SECOND
         cap = windows.token_cap(rest_s)

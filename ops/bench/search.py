@@ -1,4 +1,5 @@
-"""Beam search against the greedy one, and the times of words against mlx-audio's, over the same clips and weights.
+"""Beam search against the greedy one; times of words and of segments against mlx-audio's, over the same clips and
+weights.
 
 The session alone is measured, without server and worker, in processor seconds of its process.
 """
@@ -19,6 +20,8 @@ from typing import Any
 from engine.config import default_cache_dir
 from engine.models import ModelError, Registry
 from ops.bench import speech, speech_references
+from ops.bench.segments import Heard
+from ops.bench.segments import summary as segments_summary
 from ops.bench.words import NORMALIZER, error_rate
 from ops.exits import Trouble
 from ops.settings import Settings
@@ -30,7 +33,7 @@ _MARKS = " \t\n\"'.,!?:;-–—“”()"
 
 
 def run(
-    settings: Settings, *, rounds: int, beam: int, words: bool, tell: Callable[[str], None]
+    settings: Settings, *, rounds: int, beam: int, words: bool, segments: bool, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure and return the object that ``decibatch bench search --json`` prints. Raises Trouble."""
     cache = settings.cache_dir.expanduser() if settings.cache_dir else default_cache_dir()
@@ -41,7 +44,8 @@ def run(
     clips = speech_references.clips()
     with tempfile.TemporaryDirectory(prefix="decibatch-bench-") as name:
         files = speech.cut(clips, Path(name))
-        order = {"clips": [str(path) for path in files], "beam": beam, "rounds": rounds, "words": words}
+        order = {"clips": [str(path) for path in files], "beam": beam, "rounds": rounds}
+        order |= {"words": words, "segments": segments}
         tell(f"{len(files)} clips, {rounds} rounds of each search")
         ended = subprocess.run(
             [sys.executable, "-m", "ops.bench.search_process", str(folder)],
@@ -83,7 +87,11 @@ def report(references: Sequence[str], told: dict[str, Any], *, beam: int, model:
         "lower": sum(gain < -SAME for gain in gains),
     }
     found = {"rows": [row], "total_logprob": likelier, "model": model, "normalizer": NORMALIZER}
-    return found | ({"word_times": word_times(told["words"])} if "words" in told else {})
+    if "words" in told:
+        found["word_times"] = word_times(told["words"])
+    if "segments" in told:
+        found["segments"] = segments_summary([Heard(**clip) for clip in told["segments"]])
+    return found
 
 
 def word_times(clips: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
 
     blas.load(threads=1)
     blas.limit_numpy()
-    session = _session(folder)
+    session, whole = _sessions(folder)
     clips = [_spooled(Path(path)) for path in order["clips"]]
     widths = (1, order["beam"])
     _decode(session, clips[:AT_A_TIME], beam_size=1)
@@ -33,20 +33,27 @@ def main(folder: Path) -> None:
     answer: dict[str, Any] = {"rounds": rounds}
     if order["words"]:
         answer["words"] = _words(session, folder, clips)
+    if order["segments"]:
+        answer["segments"] = _segments(session, whole, folder, clips)
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
 
-def _session(folder: Path) -> Any:
+def _sessions(folder: Path) -> tuple[Any, Any]:
+    """A session as it is, and one over the same model whose windows last 30 s."""
     import mlx.core as mx
 
-    from engine import blas
+    from engine import blas, windows
     from engine.whisper.model import default_kernels, load_model
     from engine.whisper.session import WhisperSession
     from engine.whisper.tokenizer import Tokenizer
 
     model = load_model(folder, mx.float32, default_kernels(blas.available_cores()))
-    return WhisperSession(model, Tokenizer(folder, model.dims.n_vocab))
+    tokenizer = Tokenizer(folder, model.dims.n_vocab)
+    longest = windows.BUCKET_FRAMES[-1]
+    return WhisperSession(model, tokenizer), WhisperSession(
+        model, tokenizer, window_frames=lambda seconds: longest
+    )
 
 
 def _spooled(path: Path) -> tuple[str, int]:
@@ -107,6 +114,29 @@ def _words(session: Any, folder: Path, clips: list[tuple[str, int]]) -> list[dic
             {
                 "ours": [[w.text, w.start, w.end] for s in done.segments for w in s.words],
                 "theirs": [[w["word"], w["start"], w["end"]] for s in heard.segments for w in s["words"]],
+            }
+        )
+    return found
+
+
+def _segments(session: Any, whole: Any, folder: Path, clips: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Segments of each clip: ours, ours in windows of 30 s, and mlx-audio's, of the same samples."""
+    import numpy as np
+
+    from engine.reference import load_mlx_audio_model
+
+    peer = load_mlx_audio_model(folder)
+    found = []
+    ours, wide = _decode(session, clips), _decode(whole, clips)
+    for (path, samples), one, other in zip(clips, ours, wide, strict=True):
+        audio = (np.fromfile(path, "<i2") / 32768).astype(np.float32)
+        heard = peer.generate(audio, language="en", fp16=False)
+        found.append(
+            {
+                "seconds": samples / 16_000,
+                "ours": [[s.start, s.end, s.text] for s in one.segments],
+                "whole": [[s.start, s.end, s.text] for s in other.segments],
+                "theirs": [[s["start"], s["end"], s["text"]] for s in heard.segments],
             }
         )
     return found

@@ -13,9 +13,10 @@ from ops.commands.common import console, load_settings
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--beam", type=click.IntRange(2, 16), default=5, show_default=True, help="Lines of the beam.")
 @click.option("--words/--no-words", default=True, help="Compare the times of words with mlx-audio's too.")
+@click.option("--segments/--no-segments", default=True, help="Tell why segments differ from mlx-audio's too.")
 @click.option("--json", "as_json", is_flag=True, help="One object with `rows`.")
-def search_command(*, rounds: int, beam: int, words: bool, as_json: bool) -> None:
-    """Beam search against the greedy one: cost, word errors, likelihood; and the times of words."""
+def search_command(*, rounds: int, beam: int, words: bool, segments: bool, as_json: bool) -> None:
+    """Beam search against the greedy one: cost, word errors, likelihood; and the times of words and segments."""
     from ops.bench import search
 
     screen = console()
@@ -24,6 +25,7 @@ def search_command(*, rounds: int, beam: int, words: bool, as_json: bool) -> Non
         rounds=rounds,
         beam=beam,
         words=words,
+        segments=segments,
         tell=lambda line: screen.print(f"· {line}", markup=False),
     )
     if as_json:

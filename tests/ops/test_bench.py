@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 
-from ops.bench import environments, search, speech, speech_references
+from ops.bench import environments, search, segments, speech, speech_references
 from ops.bench.speech import audio, markdown, ours, report, run, side, steps, trace, works
 from ops.bench.speech.audio import Sound
 from ops.bench.speech.report import Entry, Turn
@@ -63,6 +63,32 @@ def test_agreement_counts_words_and_segments() -> None:
     assert (told["files"], told["same_words"]) == (2, 1)
     assert (told["segments_compared"], told["segments_within_0.1_s"]) == (1, 0)
     assert told["differences"] == [{"file": "a", "ours": "One two.", "theirs": ""}]
+
+
+def test_segments_that_theirs_end_behind_the_audio_are_counted() -> None:
+    """A tenth of a second apart is near; further apart, what lies behind the end of the audio is told from the rest."""
+    sounds = (Sound(Path("a.wav"), "one two three", 3.9),)
+    mine = Heard("one two three", ((0.0, 1.0, "one"), (1.0, 2.0, "two"), (2.0, 3.9, "three")))
+    theirs = Heard("one two three", ((0.0, 1.1, "one"), (1.1, 2.5, "two"), (2.0, 4.5, "three")))
+    told = report.agreement(Turn(1.0, sounds, (mine,)), Turn(1.0, sounds, (theirs,)))
+    assert (told["segments_compared"], told["segments_within_0.1_s"]) == (3, 1)
+    assert told["segments_ending_behind_the_audio"] == 1
+
+
+def test_each_segment_that_differs_has_a_cause() -> None:
+    """What a window of 30 s gives as mlx-audio does comes from the window; what nothing explains is told as such."""
+    theirs = [[0.0, 1.0, "a"], [1.0, 2.0, "b"], [2.0, 5.0, "c"]]
+    whole = [[0.0, 1.0, "a"], [1.0, 2.0, "b"], [2.0, 4.0, "c"]]
+    ours = [[0.0, 1.0, "a"], [1.0, 2.3, "b"], [2.0, 4.0, "c"]]
+    assert segments.causes(segments.Heard(4.0, ours, whole, theirs)) == [
+        "within_0.1_s",
+        "window",
+        "ends_behind_the_audio",
+    ]
+    assert segments.causes(segments.Heard(4.0, ours[:1], whole, theirs)) == ["window"] * 3
+    assert segments.causes(segments.Heard(4.0, ours[:1], whole[:1], theirs)) == ["unexplained"] * 3
+    told = segments.summary([segments.Heard(4.0, ours, whole, theirs)])
+    assert (told["segments"], told["window"], told["unexplained"], told["same_words"]) == (3, 1, 0, 1)
 
 
 def test_a_peer_that_failed_is_a_row() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ops.bench import segments
 from ops.bench.speech import works
 from ops.bench.speech.audio import Sound
 from ops.bench.speech.side import Heard, Peer
@@ -15,8 +16,6 @@ from ops.bench.words import NORMALIZER, error_rate, words
 
 __all__ = ["NORMALIZER", "Entry", "Turn", "mixed_row", "row"]
 
-NEAR_S = 0.1
-"""How far apart the ends of two segments may lie that count as the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +92,26 @@ def agreement(mine: Turn, theirs: Turn) -> dict[str, Any]:
     """How far two sides hear the same, file by file: words, and where segments begin and end.
 
     Segments are compared where both sides have the same words and as many segments.
+    ``segments_ending_behind_the_audio``: of those further apart, the ones that theirs alone ends behind the audio.
+    Why the others differ is for :mod:`ops.bench.segments` to find out.
     """
     files = list(zip(mine.sounds, mine.heard, theirs.heard, strict=True))
-    same = [(one, other) for _, one, other in files if words(one.text) == words(other.text)]
+    same = [one for one in files if words(one[1].text) == words(one[2].text)]
     pairs = [
-        (a, b)
-        for one, other in same
+        (a, b, sound.seconds)
+        for sound, one, other in same
         if len(one.segments) == len(other.segments)
         for a, b in zip(one.segments, other.segments, strict=True)
     ]
-    near = [a for a, b in pairs if abs(a[0] - b[0]) <= NEAR_S and abs(a[1] - b[1]) <= NEAR_S]
+    apart = [pair for pair in pairs if not segments.near(pair[0], pair[1])]
     return {
         "files": len(files),
         "same_words": len(same),
         "segments_compared": len(pairs),
-        "segments_within_0.1_s": len(near),
+        "segments_within_0.1_s": len(pairs) - len(apart),
+        "segments_ending_behind_the_audio": sum(
+            segments.near(a, segments.inside(b, seconds)) for a, b, seconds in apart
+        ),
         "differences": [
             {"file": sound.path.stem, "ours": one.text, "theirs": other.text.strip()}
             for sound, one, other in files
