@@ -23,6 +23,7 @@ import numpy as np
 from engine.whisper.kernels import (
     GELU_TILE,
     HEAD_WIDTH,
+    POOL,
     SCALE,
     Features,
     FloatArray,
@@ -31,8 +32,10 @@ from engine.whisper.kernels import (
     Layers,
     Silence,
     gelu_in_place,
+    groups_behind,
     host_view,
     join_rows,
+    pooled,
     small_matmul,
     split_rows,
 )
@@ -207,7 +210,7 @@ class _Encoding:
             layer = _Layer.of(block)
             self._each(functools.partial(self._project, layer))
             if heard is not None:
-                heard.append((self._k[0].copy(), self._v[0].copy()))
+                heard.append((pooled(self._k[0]), pooled(self._v[0])))
             behind = self._behind[number] if self._behind else None
             self._each(functools.partial(self._attend_and_raise, layer, behind))
         return self._features()
@@ -248,8 +251,9 @@ class _Encoding:
     ) -> None:
         x, frames = self._x[row, at], self._frames
         pairs = [(self._k[row], self._v[row])]
-        if behind is not None and frames < len(behind[0]):
-            pairs.append((behind[0][frames:], behind[1][frames:]))
+        if behind is not None and groups_behind(frames) < len(behind[0]):
+            far = slice(groups_behind(frames), None)
+            pairs.append((behind[0][far], behind[1][far]))
         edges = [0, *itertools.accumulate(len(key) for key, _ in pairs)]
         spans = [slice(a, b) for a, b in itertools.pairwise(edges)]
         heard = np.empty((len(x), x.shape[1]), np.float32)
@@ -260,6 +264,8 @@ class _Encoding:
                 np.matmul(self._q[row, at, head], key[:, head].T, out=scores[:, span])
             scores -= scores.max(axis=1, keepdims=True)
             np.exp(scores, out=scores)
+            # A group counts as often as it has frames.
+            scores[:, frames:] *= np.float32(POOL)
             found = scores[:, spans[0]] @ pairs[0][1][:, head]
             for span, (_, value) in zip(spans[1:], pairs[1:], strict=True):
                 found += scores[:, span] @ value[:, head]

@@ -10,6 +10,7 @@ The whole network in that form is :mod:`engine.whisper.host`.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,9 +44,26 @@ class Silence:
     """
 
     encoder: Layers
-    """Of each encoder layer, shape (frames, width) on the host and (1, frames, width) on a device."""
+    """Of each encoder layer, pooled (:func:`pooled`): shape (groups, width) on the host, (1, groups, width) on a
+    device."""
     decoder: Features
     """Features of the window."""
+
+
+POOL = 4
+"""Frames of silence that the encoder attends to as one. Neighbours there are nearly alike, and speech attends to few of
+them; a group weighs as much as its frames, with their mean key and value."""
+
+
+def pooled(x: Any) -> Any:
+    """Means of each :data:`POOL` frames, shape (..., frames, width) to (..., frames // POOL, width)."""
+    groups = x.shape[-2] // POOL
+    return x[..., : groups * POOL, :].reshape(*x.shape[:-2], groups, POOL, x.shape[-1]).mean(axis=-2)
+
+
+def groups_behind(frames: int) -> int:
+    """The first group that lies wholly behind so many frames. Windows are multiples of groups."""
+    return -(-frames // POOL)
 
 
 class Cache(Protocol):
@@ -106,10 +124,23 @@ class DeviceKernels:
         return x * (1 + mx.erf(x * 2**-0.5)) * 0.5
 
     @staticmethod
-    def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-        """Full attention, shapes (rows, length, width)."""
+    def attend(
+        query: mx.array, key: mx.array, value: mx.array, behind: tuple[mx.array, mx.array] | None = None
+    ) -> mx.array:
+        """Full attention, shapes (rows, length, width), to pooled keys and values behind the others too.
+
+        :param behind: of shape (1, groups, width), the same for all rows.
+        """
+        mask = None
+        if behind is not None:
+            rows, near = key.shape[0], key.shape[1]
+            far_key, far_value = (mx.repeat(side, rows, axis=0) for side in behind)
+            key, value = mx.concatenate([key, far_key], axis=1), mx.concatenate([value, far_value], axis=1)
+            # A group counts as often as it has frames.
+            weights = mx.where(mx.arange(key.shape[1]) < near, 0.0, math.log(POOL))
+            mask = weights.astype(query.dtype)[None, None, None]
         heads = (split_heads(x) for x in (query, key, value))
-        return join_heads(mx.fast.scaled_dot_product_attention(*heads, scale=SCALE))
+        return join_heads(mx.fast.scaled_dot_product_attention(*heads, scale=SCALE, mask=mask))
 
     @staticmethod
     def features(layers: Sequence[tuple[mx.array, mx.array]]) -> list[Features]:

@@ -24,7 +24,9 @@ from engine.whisper.kernels import (
     Kernels,
     Layers,
     Silence,
+    groups_behind,
     host_view,
+    pooled,
 )
 
 NORM_EPSILON = 1e-5
@@ -212,20 +214,19 @@ class Whisper:
         """The encoder in MLX's operations. Keys and values of its layers are put into *heard*."""
         x = kernels.gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])
         x = kernels.gelu(mx.conv1d(x, self.conv2[0], stride=2, padding=1) + self.conv2[1])
-        rows, frames, _ = x.shape
+        frames = x.shape[1]
         # A shorter window takes the first positions; silence has the others.
         x = x + self.audio_positions[:frames]
         for number, block in enumerate(self.encoder):
             y = block.attn_ln(x)
             key, value = block.key(y), block.value(y)
             if heard is not None:
-                heard.append((key, value))
+                heard.append((pooled(key), pooled(value)))
+            far = None
             if behind is not None and frames < self.dims.n_audio_ctx:
-                far = (mx.repeat(side[:, frames:], rows, axis=0) for side in behind[number])
-                key, value = (
-                    mx.concatenate(list(sides), axis=1) for sides in zip((key, value), far, strict=True)
-                )
-            x = x + block.out(kernels.attend(block.query(y), key, value))
+                keys, values = (side[:, groups_behind(frames) :] for side in behind[number])
+                far = keys, values
+            x = x + block.out(kernels.attend(block.query(y), key, value, far))
             x = x + block.mlp2(kernels.gelu(block.mlp1(block.mlp_ln(x))))
         x = self.encoder_ln(x)
         return [(b.cross_key(x), b.cross_value(x)) for b in self.decoder if b.cross_key and b.cross_value]

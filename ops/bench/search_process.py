@@ -57,17 +57,13 @@ def _sessions(folder: Path) -> tuple[Any, Any]:
 
 
 def _spooled(path: Path) -> tuple[str, int]:
-    """A spool file beside a WAV file, and its samples."""
-    import numpy as np
-    import soundfile
+    """A spool file beside a WAV file, as our own decoders read it, and its samples."""
+    from ops.bench.speech.audio import samples
 
-    audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    mono = audio.mean(axis=1)
-    at = np.arange(int(len(mono) * 16_000 / rate)) * rate / 16_000
-    samples = (np.clip(np.interp(at, np.arange(len(mono)), mono), -1, 1) * 32767).astype("<i2")
+    pcm = samples(path)
     spool = path.with_suffix(".raw")
-    samples.tofile(spool)
-    return str(spool), len(samples)
+    pcm.astype("<i2", copy=False).tofile(spool)
+    return str(spool), len(pcm)
 
 
 def _decode(session: Any, clips: list[tuple[str, int]], **options: Any) -> list[Any]:

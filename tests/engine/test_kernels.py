@@ -91,6 +91,29 @@ def test_logits_are_the_product_with_the_embedding(mlx: Any, kernels: Any) -> No
         assert np.abs(found - x @ table.T).max() < 1e-4
 
 
+def test_a_group_of_silence_weighs_as_much_as_its_frames(mlx: Any) -> None:
+    """Where the frames of each group are alike, attention to the groups is the attention to all of their frames."""
+    from engine.whisper.kernels import POOL, DeviceKernels, groups_behind, pooled
+
+    generator = np.random.Generator(np.random.Philox(9))
+
+    def some(*shape: int) -> Any:
+        return mlx.array(generator.standard_normal(shape).astype(np.float32))
+
+    query, key, value = some(2, 5, 128), some(2, 6, 128), some(2, 6, 128)
+    groups = some(1, 7, 128), some(1, 7, 128)
+    frames = [mlx.repeat(side, POOL, axis=1) for side in groups]
+    far = [mlx.repeat(side, 2, axis=0) for side in frames]
+    whole = DeviceKernels.attend(
+        query, *(mlx.concatenate(p, axis=1) for p in zip((key, value), far, strict=True))
+    )
+    found = DeviceKernels.attend(query, key, value, groups)
+    assert np.abs(np.array(found) - np.array(whole)).max() < 1e-5
+    for side, group in zip(frames, groups, strict=True):
+        assert np.abs(np.array(pooled(side)) - np.array(group)).max() < 1e-6
+    assert [groups_behind(n * POOL + extra) for n, extra in ((3, 0), (3, 1))] == [3, 4]
+
+
 def test_a_short_window_hears_what_a_long_one_does(mlx: Any, tiny: Any, clip: Any) -> None:
     """With silence behind it, a window of the speech and two seconds gives the choices of a window of 30 s."""
     from engine import spool

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -377,7 +380,7 @@ def mlx_audio(tiny: Any, tiny_folder: Any) -> Any:
     return load_mlx_audio_model(tiny_folder)
 
 
-def test_segments_are_mlx_audios(  # noqa: PLR0917
+def test_segments_are_mlx_audios(
     tiny: Any, tokenizer: Any, session: Any, run: Any, ask: Any, clip: Any, mlx_audio: Any
 ) -> None:
     """Over the same weights, mlx-audio hears the same words; in windows as long as its own, its very segments, but for
@@ -405,3 +408,28 @@ def test_the_last_word_before_a_pause_is_not_doubled(session: Any, run: Any, ask
     """A chunk whose last timestamp is rounded down, in the middle of its last word, gives that word once."""
     done = run(session, [ask("a", clip("two_cities", 0.0, 17.06))])["a"]
     assert words(done.text)[-3:] == ["season", "of", "darkness"]
+
+
+COMPILED = """
+from engine import device
+from engine.config import EngineConfig
+backend, _ = device.start(EngineConfig(aliases={"tiny.en": sys.argv[1]}))
+import mlx.core as mx, mlx.nn as nn
+assert abs(nn.silu(mx.ones(3)).sum().item() - 2.1931758) < 1e-5
+assert backend.load("tiny.en").loaded.bits == 32
+print("works")
+"""
+
+
+def test_a_machine_without_a_compiler_works(tiny_folder: Any, tmp_path: Any) -> None:
+    """Where no compiler is on the path, functions that MLX would compile run as they are, and a model loads."""
+    environment = {name: value for name, value in os.environ.items() if name != "PATH"}
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{COMPILED}", f"path:{tiny_folder}"],
+        env=environment | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.stdout == "works\n", ended.stderr

@@ -17,7 +17,6 @@ from ops.bench.words import NORMALIZER, error_rate, words
 __all__ = ["NORMALIZER", "Entry", "Turn", "mixed_row", "row"]
 
 
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One side in one round: its figure, and what it heard in which files."""
