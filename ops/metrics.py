@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from queueing.job import LANES
-from worker.facts import BatchEnded, BatchSent, EngineEnded, Fact, JobEnded, LevelChanged, StepRan
+from worker.facts import BatchEnded, BatchSent, ChunkHeard, EngineEnded, Fact, JobEnded, LevelChanged, StepRan
 from worker.governor import Level
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
@@ -94,6 +94,12 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self._chunks = Counter(
+            "decibatch_chunks",
+            "Chunks with text, by whether the first decode was taken or looked wrong (widened: tried again in 30 s).",
+            ["window"],
+            registry=registry,
+        )
         self._transitions = Counter(
             "decibatch_level_transitions",
             "Changes of the memory level, by the new one.",
@@ -118,6 +124,7 @@ class Metrics:
         self._audio_in, self._padding_in = (self._encoded.labels(what) for what in ("audio", "padding"))
         self._taken, self._empty = (self._slots.labels(state) for state in ("taken", "empty"))
         self._hit, self._miss = (self._shapes.labels(result) for result in ("hit", "miss"))
+        self._fitting, self._widened = (self._chunks.labels(window) for window in ("fitting", "widened"))
         for level in LEVELS:
             self._transitions.labels(level)
 
@@ -138,6 +145,8 @@ class Metrics:
                 self._rows.observe(fact.rows)
             case BatchEnded():
                 self._batch.observe(fact.seconds)
+            case ChunkHeard():
+                (self._widened if fact.widened else self._fitting).inc()
             case LevelChanged():
                 self._transitions.labels(fact.after.name.lower()).inc()
             case EngineEnded():

@@ -58,13 +58,21 @@ class StepRan:
     steps: int
     rows: int
     slots: int
-    """Rows that the batch began with: what the step could have held."""
+    """Rows that the step could have held."""
     real_s: float
     """Seconds of audio in the rows; 0 for what is not an encoder step."""
     padded_s: float
     """Seconds encoded for them."""
     again: bool
     """Whether this life of the engine has run a step of this shape before, so that its buffers can be reused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeard:
+    """A chunk has its text."""
+
+    widened: bool
+    """Whether a decode of it looked wrong, so that it was tried again, in a window of 30 s first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class EngineEnded:
     reason: str
 
 
-Fact = JobEnded | BatchSent | BatchEnded | StepRan | LevelChanged | EngineEnded
+Fact = JobEnded | BatchSent | BatchEnded | StepRan | ChunkHeard | LevelChanged | EngineEnded
 
 
 class Witness(Protocol):

@@ -21,7 +21,17 @@ from worker.assembler import WaitingChunk
 from worker.awake import Awake
 from worker.canary import BESTS, Bests, Canary, Offer
 from worker.config import WatchConfig, WorkerConfig
-from worker.facts import BatchEnded, BatchSent, EngineEnded, Fact, JobEnded, LevelChanged, StepRan, Witness
+from worker.facts import (
+    BatchEnded,
+    BatchSent,
+    ChunkHeard,
+    EngineEnded,
+    Fact,
+    JobEnded,
+    LevelChanged,
+    StepRan,
+    Witness,
+)
 from worker.governor import Transition
 from worker.held import HeldJob
 from worker.identity import host_id
@@ -132,6 +142,8 @@ class Watch:
                 self._tell(BatchEnded(event.seconds))
             case ChunkDone() | ChunkFailed():
                 self._chunks.pop(event.chunk, None)
+                if isinstance(event, ChunkDone):
+                    self._tell(ChunkHeard(event.widened))
                 if self.canary is not None:
                     self.canary.engine_event(event, now)
             case _:
@@ -148,9 +160,10 @@ class Watch:
             seconds=event.seconds,
             steps=event.steps,
             rows=rows,
-            slots=max(rows, self._slots),
+            # Not every kind of session says what it could hold.
+            slots=max(rows, event.slots or self._slots),
             real_s=sum(self._chunks.get(row, 0.0) for row in event.rows) if encoded else 0.0,
-            padded_s=rows * event.window_s if encoded else 0.0,
+            padded_s=(event.padded_s or rows * event.window_s) if encoded else 0.0,
             again=again,
         )
 

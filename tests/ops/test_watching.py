@@ -24,7 +24,7 @@ from queueing.client import Client
 from queueing.protocol import Depth, LaneDepth
 from tests.ops.stand_in import clean_environment
 from tests.support.watched import LANES, Watched, fetch
-from worker.facts import EngineEnded, LevelChanged, StepRan
+from worker.facts import ChunkHeard, EngineEnded, LevelChanged, StepRan
 from worker.governor import Level
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +177,13 @@ def test_what_is_unknown_is_not_a_number(watched: Watched) -> None:
         assert math.isnan(watched.scrape()["decibatch_gpu_ratio"][()])
 
 
+def test_chunks_are_counted_by_their_window(watched: Watched) -> None:
+    """Every chunk that got its text counts, and none of the stand-in's has been tried again."""
+    chunks = watched.scrape()["decibatch_chunks_total"]
+    assert chunks[("window", "fitting"),] >= 1
+    assert chunks[("window", "widened"),] == 0
+
+
 def test_the_failure_is_counted_by_its_code(watched: Watched) -> None:
     """A job that failed counts under its outcome and its code."""
     scrape = watched.scrape()
@@ -190,7 +197,11 @@ def test_levels_exits_and_slots_are_counted() -> None:
     metrics.note(LevelChanged(Level.OPEN, Level.QUEUE))
     metrics.note(EngineEnded("crashed"))
     metrics.note(StepRan("decode", 1.0, 5, 3, 4, 0.0, 0.0, again=False))
+    for widened in (False, True, False):
+        metrics.note(ChunkHeard(widened))
     told = metrics.scrape().decode()
+    assert 'decibatch_chunks_total{window="fitting"} 2.0' in told
+    assert 'decibatch_chunks_total{window="widened"} 1.0' in told
     assert 'decibatch_level_transitions_total{to="queue"} 1.0' in told
     assert "decibatch_engine_exits_total 1.0" in told
     assert 'decibatch_slot_steps_total{state="taken"} 15.0' in told
