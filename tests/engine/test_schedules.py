@@ -53,10 +53,8 @@ class Heard:
 
 
 @pytest.fixture(scope="module")
-def small(mlx: Any, kernels: Any) -> Any:
-    """A Whisper of two layers with random weights, large enough that its choices are seldom close."""
-    from engine.whisper.model import Whisper
-
+def weights(mlx: Any) -> tuple[dict[str, int], dict[str, Any]]:
+    """A Whisper of two layers with random weights, its choices seldom close: config and variables."""
     config = {
         "n_mels": 80,
         "n_audio_ctx": 1500,
@@ -96,7 +94,14 @@ def small(mlx: Any, kernels: Any) -> Any:
     norm("decoder.ln")
     put("decoder.token_embedding.weight", 51_864, WIDTH, scale=1.0)
     put("decoder.positional_embedding", 448, WIDTH, scale=1.0)
-    return Whisper(config, variables, kernels)
+    return config, variables
+
+
+@pytest.fixture(scope="module")
+def small(weights: Any, kernels: Any) -> Any:
+    from engine.whisper.model import Whisper
+
+    return Whisper(*weights, kernels)
 
 
 @pytest.fixture(scope="module")
@@ -262,3 +267,21 @@ def test_running_rows_wait_for_one_small_encoder_step_at_most(
     assert len(held_up) >= 3
     assert all(padded <= 40.0 for padded, _ in held_up)
     assert all(steps >= 3 for _, steps in held_up[1:])
+
+
+def test_half_precision_gives_the_choices_of_float32(mlx: Any, weights: Any, small: Any) -> None:
+    """In MLX's own operations and float16, as on Metal and CUDA, a batch gives the logits of float32."""
+    from engine.whisper.kernels import DeviceKernels
+    from engine.whisper.model import Whisper
+
+    config, variables = weights
+    halves = {name: array.astype(mlx.float16) for name, array in variables.items()}
+    half = Whisper(config, halves, DeviceKernels())
+    noise = np.random.Generator(np.random.Philox(4)).standard_normal((2, 256, 80)).astype(np.float32) * 0.3
+    tokens = [[50257, 50362, 440], [50257, 50362, 441]]
+    logits = [
+        model.decode(tokens, model.cache(model.encode(mlx.array(noise))), [1, 2]) for model in (half, small)
+    ]
+    assert (half.bits, logits[0].dtype) == (16, np.float32)
+    assert np.abs(logits[0] - logits[1]).max() < 0.02 * np.std(logits[1])
+    assert (logits[0].argmax(axis=2) == logits[1].argmax(axis=2)).all()
