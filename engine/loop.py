@@ -18,6 +18,7 @@ from engine.protocol import (
     Cancel,
     ChunkDone,
     ChunkFailed,
+    ChunkRequest,
     ClearCache,
     Command,
     Dispatch,
@@ -26,10 +27,14 @@ from engine.protocol import (
     Loaded,
     LoadFailed,
     Partial,
+    Requantize,
+    Requantized,
+    RequantizeFailed,
     Sample,
     Shutdown,
     StepDone,
     StepStarted,
+    Surroundings,
 )
 from engine.stepping import Session, StepPlan
 
@@ -49,10 +54,22 @@ class LoadedSession:
 class Backend(Protocol):
     """The device: what differs between the real engine and its stand-in."""
 
-    def load(self, alias: str) -> LoadedSession:
+    def load(self, alias: str, bits: int | None) -> LoadedSession:
         """:raises LoadRefused: the model cannot be had."""
 
+    def requantize(self, alias: str, bits: int) -> Requantized:
+        """Bring a loaded model, whose session is not busy, to other bits.
+
+        :raises Exception: it may be half changed, and must not be used any more.
+        """
+
+    def heard(self, chunk: ChunkRequest) -> None:
+        """A chunk is about to be run: it may serve to tell what a change of precision costs."""
+
     def sample(self, after_step: bool) -> Sample: ...
+    def surroundings(self) -> Surroundings:
+        """Takes long: not for the thread that steps."""
+
     def clear(self) -> None: ...
 
 
@@ -65,6 +82,11 @@ class LoadRefused(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def deadline_factor(bits: int) -> float:
+    """How much longer a step may take at so many bits: on the CPU backend weights are unpacked on the way."""
+    return 1.0 if bits >= 16 else 2.0 if bits >= 8 else 3.0
 
 
 @dataclass(slots=True)
@@ -127,7 +149,9 @@ class Loop:
         """Carry out a command; a batch only joins the queue."""
         match command:
             case Load():
-                self._load(command.model)
+                self._load(command.model, command.bits)
+            case Requantize():
+                self._requantize(command.model, command.bits)
             case Dispatch():
                 self._queue.append(command)
             case Cancel():
@@ -138,7 +162,7 @@ class Loop:
             case Shutdown():
                 self.stopping = True
 
-    def _load(self, alias: str) -> None:
+    def _load(self, alias: str, bits: int | None) -> None:
         if alias in self._models:
             self._send(self._models[alias].loaded)
             return
@@ -147,7 +171,7 @@ class Loop:
         began = self._clock()
         answer: Loaded | LoadFailed
         try:
-            model = self._backend.load(alias)
+            model = self._backend.load(alias, bits)
             answer = replace(model.loaded, seconds=self._clock() - began)
             self._models[alias] = LoadedSession(model.session, answer)
         except LoadRefused as exc:
@@ -155,6 +179,28 @@ class Loop:
         reading = self._backend.sample(after_step=True)
         self._send(StepDone("load", 0, self._clock() - began, (), (), 0.0, reading, 1))
         self._send(answer)
+
+    def _requantize(self, alias: str, bits: int) -> None:
+        """:raises EngineBroken: the model may be half changed; the process must end."""
+        model = self._models.get(alias)
+        if model is None or self.busy or model.session.busy:
+            message = "it is not loaded, or chunks are running"
+            self._send(RequantizeFailed(alias, bits, "busy", message))
+            return
+        self._flush_record()
+        self._send(StepStarted("requantize", self._config.deadline_load_s))
+        began = self._clock()
+        try:
+            done = replace(self._backend.requantize(alias, bits), seconds=self._clock() - began)
+        except Exception as exc:
+            message = f"{type(exc).__name__}: {str(exc)[:200]}"
+            self._send(RequantizeFailed(alias, bits, "failed", message))
+            raise EngineBroken(message) from exc
+        loaded = replace(model.loaded, bits=done.bits, weights_bytes=done.weights_bytes)
+        self._models[alias] = LoadedSession(model.session, loaded)
+        reading = self._backend.sample(after_step=True)
+        self._send(StepDone("requantize", 0, done.seconds, (), (), 0.0, reading, 1))
+        self._send(done)
 
     def _cancel(self, ids: tuple[str, ...]) -> None:
         if self._batch is not None:
@@ -202,11 +248,22 @@ class Loop:
                 self._send(ChunkFailed(chunk.id, chunk.job, "model_not_loaded", message, retryable=True))
             self._send(BatchDone(dispatch.batch, 0.0))
             return
+        chunks = self._at_bits(chunks, model.loaded.bits)
+        if chunks:
+            self._backend.heard(chunks[0])
         self._batch = _Batch(dispatch.batch, self._clock(), model.session, {chunk.id for chunk in chunks})
         model.session.add(chunks)
         self._publish()
         if not model.session.busy:
             self._end()
+
+    def _at_bits(self, chunks: tuple[ChunkRequest, ...], bits: int) -> tuple[ChunkRequest, ...]:
+        """Those that accept the model's bits; the rest is refused."""
+        for chunk in chunks:
+            if chunk.options.min_bits > bits:
+                message = f"the model runs at {bits} bits"
+                self._send(ChunkFailed(chunk.id, chunk.job, "precision_unavailable", message, retryable=True))
+        return tuple(chunk for chunk in chunks if chunk.options.min_bits <= bits)
 
     def _end(self) -> None:
         batch = self._batch
@@ -275,7 +332,8 @@ class Loop:
 
     def _deadline(self, plan: StepPlan) -> float:
         size = plan.window_s * len(plan.chunks) if plan.kind == "encode" else 0.0
-        return self._config.deadline_base_s + self._config.deadline_per_window_s * size
+        patience = deadline_factor(min((model.loaded.bits for model in self._models.values()), default=32))
+        return patience * (self._config.deadline_base_s + self._config.deadline_per_window_s * size)
 
     def _count(self, seconds: float) -> None:
         if self._record is not None:

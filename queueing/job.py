@@ -100,6 +100,8 @@ class SpeechOptions(Wire):
     """Where decoding starts; rows that look wrong climb from here in steps of 0.2."""
     max_tokens: Annotated[int, Field(ge=1, le=448)] | None = None
     """Upper bound on the tokens of one chunk (<= 30 s)."""
+    min_bits: Literal[4, 8, 16] = 4
+    """Fewest bits of each weight that the job accepts: under memory pressure workers move models to fewer."""
 
 
 class JobBase(Wire):

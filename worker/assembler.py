@@ -7,7 +7,7 @@ the lane before it, so that bulk work is slow but never starved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.protocol import ChunkRequest
@@ -77,17 +77,23 @@ def plan(
     max_items: int,
     max_window_s: float,
     more_coming: bool,
+    room: Callable[[WaitingChunk], int] | None = None,
 ) -> Plan:
     """Choose the next batch.
 
     ``max_items`` and ``max_window_s`` are what the governor allows at this moment, at most the
-    limits' own. ``more_coming`` says that media is decoding something that could still join. One
-    chunk always fits, however small the allowance: work must be able to go on.
+    limits' own; ``room`` says how many chunks like the first one fit into memory, by prediction.
+    ``more_coming`` says that media is decoding something that could still join. One chunk always
+    fits into ``max_window_s``, however small: work must be able to go on.
     """
     if not waiting:
         return Plan()
     ordered = sorted(waiting, key=lambda chunk: priority(chunk, now, limits.aging_s))
     leader = ordered[0]
+    if room is not None:
+        max_items = min(max_items, room(leader))
+        if max_items < 1:
+            return Plan()
     batch = _gather(leader, ordered, limits, max_items, max_window_s)
     full = len(batch) >= max_items or (len(batch) + 1) * leader.window_s > max_window_s
     linger_until = leader.ready_at + limits.linger_s

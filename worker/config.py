@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from worker.assembler import BatchLimits
-from worker.governor import Thresholds
+from worker.governor import LeakLimits, Precision, Thresholds
 from worker.media.types import MediaLimits
 
 MAX_BEAT_S = 2.0
@@ -42,8 +42,6 @@ class EngineSettings:
     serve: tuple[str, ...]
     """Aliases that this worker loads and takes jobs for."""
     process: EngineConfig
-    budget_bytes: int | None = None
-    """What the engine may use, weights included; None derives it from the device."""
     command: tuple[str, ...] | None = None
     """The engine's argv, for a stand-in; None for ``python -m engine``."""
     start_timeout_s: float = 60.0
@@ -69,6 +67,8 @@ class WorkerConfig:
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     batch: BatchLimits = field(default_factory=BatchLimits)
     thresholds: Thresholds = field(default_factory=Thresholds)
+    precision: Precision = field(default_factory=Precision)
+    leaks: LeakLimits = field(default_factory=LeakLimits)
     credits: int = 32
     """Deliveries held at most."""
     max_waiting_chunks: int = 512
@@ -85,3 +85,5 @@ class WorkerConfig:
     """A result larger than this, as JSON, fails the job."""
     step_log: Path | None = None
     """Where to append a JSON line for each step of the engine; never holds text."""
+    memory_log: Path | None = None
+    """Where to append a JSON line for each reading of memory, each decision about it and each batch's forecast."""

@@ -10,12 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.protocol import BatchDone, Cancel, Dispatch, StepDone
+from engine.protocol import BatchDone, Cancel, ChunkFailed, Dispatch, StepDone
 from worker.assembler import BatchLimits, WaitingChunk, default_window_s, plan
-from worker.governor import Governor
+from worker.governor import Governor, Row
 from worker.keeper import EngineKeeper
 
 log = logging.getLogger("decibatch.dispatch")
+
+PRECISION_WAIT_S = 60.0
+"""Seconds that a chunk waits for its model to come back to the bits that it asks for; then its job is tried again."""
 
 
 class Dispatcher:
@@ -29,12 +32,14 @@ class Dispatcher:
         *,
         more_coming: Callable[[], bool],
         on_dispatch: Callable[[tuple[WaitingChunk, ...], float], None],
+        on_refused: Callable[[ChunkFailed], None],
     ) -> None:
         self._keeper = keeper
         self._governor = governor
         self._limits = limits
         self._more_coming = more_coming
         self._on_dispatch = on_dispatch
+        self._on_refused = on_refused
         self._waiting: dict[str, WaitingChunk] = {}
         self._running: dict[str, WaitingChunk] = {}
         self._batch: int | None = None
@@ -59,6 +64,15 @@ class Dispatcher:
         for chunk in chunks:
             self._waiting[chunk.request.id] = chunk
         self.poke()
+
+    def never_fits(self, chunks: Iterable[WaitingChunk]) -> str | None:
+        """Why one of these chunks can never run within the budget; None where all can."""
+        for chunk in chunks:
+            row = Row(chunk.window_s, chunk.request.duration_s)
+            why = self._governor.never_fits(chunk.request.model, row)
+            if why is not None:
+                return why
+        return None
 
     def withdraw(self, chunk_ids: Iterable[str]) -> None:
         """Forget chunks, wherever they are; those in the engine are cancelled before its next step."""
@@ -105,17 +119,45 @@ class Dispatcher:
         max_items = min(self._limits.max_items, self._governor.max_items(idle=True))
         if max_items < 1:
             return None
+        waiting = self._runnable(now)
+        if not waiting:
+            return None
         decision = plan(
-            tuple(self._waiting.values()),
+            waiting,
             now,
             self._limits,
             max_items=max_items,
             max_window_s=self.max_window_s(),
             more_coming=self._more_coming(),
+            room=lambda chunk: self._room(chunk, now),
         )
         if decision.batch:
             self._dispatch(decision.batch, now)
         return decision.again_at
+
+    def _room(self, chunk: WaitingChunk, now: float) -> int:
+        return self._governor.room(chunk.request.model, Row(chunk.window_s, chunk.request.duration_s), now)
+
+    def _runnable(self, now: float) -> tuple[WaitingChunk, ...]:
+        """Those whose model runs at bits that they accept. What has waited too long for more is given up here."""
+        able: list[WaitingChunk] = []
+        unable: list[WaitingChunk] = []
+        for chunk in self._waiting.values():
+            bits = self._governor.bits(chunk.request.model)
+            (unable if bits is not None and bits < chunk.request.options.min_bits else able).append(chunk)
+        self._governor.bits_wanted = bool(unable)
+        for chunk in unable:
+            if now - chunk.ready_at >= PRECISION_WAIT_S:
+                del self._waiting[chunk.request.id]
+                message = (
+                    f"the model runs at fewer than {chunk.request.options.min_bits} bits for want of memory"
+                )
+                self._on_refused(
+                    ChunkFailed(
+                        chunk.request.id, chunk.request.job, "precision_unavailable", message, retryable=True
+                    )
+                )
+        return tuple(able)
 
     def max_window_s(self) -> float:
         """Padded seconds that a batch may hold now."""
@@ -123,7 +165,7 @@ class Dispatcher:
             return self._limits.max_window_s
         widths = [loaded.n_audio_state for loaded in self._keeper.loaded.values()]
         device = self._keeper.device
-        memory = self._governor.budget_bytes or (device.memory_total if device else 0)
+        memory = self._governor.budget_bytes or (device.limits.total if device else 0)
         return default_window_s(memory, max(widths, default=0))
 
     def _dispatch(self, batch: tuple[WaitingChunk, ...], now: float) -> None:

@@ -110,7 +110,7 @@ def test_an_engine_says_what_it_is(each: Any) -> None:
             ready = await e.until(Ready)
             assert ready.pid == e.process.pid
             assert (ready.device, ready.dtype) == ("cpu", "float32") or ready.device in ("metal", "cuda")
-            assert ready.memory_total > 1 << 30
+            assert ready.limits.total > 1 << 30
             loaded = await e.load()
             assert (loaded.model, loaded.languages, loaded.can_translate) == ("tiny.en", ("en",), False)
             assert await e.load() == loaded
