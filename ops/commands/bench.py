@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ops.commands.bench_faults import faults_command
+from ops.commands.bench_memory import memory_command
 from ops.commands.bench_overhead import overhead_command
 from ops.commands.common import console, load_settings
 
@@ -18,6 +19,7 @@ def bench_command() -> None:
 
 
 bench_command.add_command(faults_command)
+bench_command.add_command(memory_command)
 bench_command.add_command(overhead_command)
 
 

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-STATIC = ("stream", "models", "served", "counts", "wake", "control", "incidents", "dead", "workers", "life")
+STATIC = (
+    "stream",
+    "models",
+    "served",
+    "counts",
+    "wake",
+    "control",
+    "incidents",
+    "memory",
+    "dead",
+    "workers",
+    "life",
+)
 """Bounded in number or in length, and shared by all jobs of a queue."""
 LIVING = frozenset({"waiting", "running"})
 

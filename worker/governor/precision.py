@@ -7,6 +7,7 @@ and has to move down again waits twice as long for its next chance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,8 @@ class ModelPrecision:
     """Highest first; only those that the settings allow, and the one it came with."""
     changed_at: float
     """Monotonic seconds of the last change, or of the load."""
+    raised_at: float = -math.inf
+    """Of the last move up."""
     patience: int = 1
     """Factor on the wait for a move up."""
 
@@ -60,10 +63,10 @@ def loaded(rungs: tuple[Rung, ...], bits: int, least: int, now: float) -> ModelP
 
 def moved(model: ModelPrecision, bits: int, now: float, restore_after_s: float) -> ModelPrecision:
     """It runs at other bits now. Down soon after it went up: it is to wait longer for the next time."""
-    soon = now - model.changed_at < 4 * restore_after_s * model.patience
-    patience = model.patience
-    if bits < model.bits:
-        patience = min(MAX_PATIENCE, 2 * patience) if soon else 1
+    if bits > model.bits:
+        return replace(model, bits=bits, changed_at=now, raised_at=now)
+    soon = now - model.raised_at < 4 * restore_after_s * model.patience
+    patience = min(MAX_PATIENCE, 2 * model.patience) if soon else 1
     return replace(model, bits=bits, changed_at=now, patience=patience)
 
 

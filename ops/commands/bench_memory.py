@@ -1,0 +1,94 @@
+"""``decibatch bench memory``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ops.commands.common import console, load_settings
+
+
+@click.command("memory")
+@click.option("--jobs", type=click.IntRange(min=1), default=48, show_default=True, help="Clips of each run.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=2, show_default=True, help="Of half budget and sweep."
+)
+@click.option(
+    "--forecasts",
+    type=click.IntRange(min=0),
+    default=110,
+    show_default=True,
+    help="Batches of the check of predictions, which counts after 50; 0 leaves it out.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the picture there (PNG). Needs matplotlib.",
+)
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
+@click.option("--json", "as_json", is_flag=True, help="One object with `runs`.")
+def memory_command(
+    *, jobs: int, rounds: int, forecasts: int, plot: Path | None, log: Path | None, as_json: bool
+) -> None:
+    """One and the same real load at budgets from ample to tight, against fixed batch sizes.
+
+    Prints throughput, jobs refused and lost, time at each level, the greatest overshoot, and how well the peaks of
+    batches were predicted.
+    """
+    from ops.bench.memory.run import Order, run
+
+    screen = console()
+    order = Order(jobs, rounds, forecasts)
+    told, runs = run(load_settings(), order, tell=lambda line: screen.print(f"· {line}", markup=False))
+    if log is not None:
+        log.write_text(json.dumps({name: [*each.told.lines] for name, each in runs.items()}))
+    if plot is not None:
+        from ops.bench.memory.plot import draw
+
+        draw(runs, plot)
+        screen.print(f"· {plot} is drawn", markup=False)
+    if as_json:
+        click.echo(json.dumps(told))
+    else:
+        print_tables(told)
+
+
+def print_tables(told: dict[str, Any]) -> None:
+    """For people, on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    screen = Console(highlight=False)
+    table = Table(
+        "run",
+        "budget MiB",
+        "clips/s",
+        "refused",
+        "lost",
+        "peak MiB",
+        "over",
+        "s at queue/shrink/pause",
+        "bits",
+    )
+    for row in told["runs"]:
+        levels = "/".join(f"{row['seconds_at'][level]:g}" for level in ("queue", "shrink", "pause"))
+        moves = ", ".join(f"{move['from']} to {move['to']}" for move in row["requantizations"])
+        figures = (row["budget_mb"], row["throughput"], row["refused"], row["lost"], row["peak_mb"])
+        table.add_row(row["name"], *map(str, figures), f"{row['overshoot']:.1%}", levels, moves or "-")
+    screen.print(table)
+    sweep = Table("fixed batches of", "clips/s", "peak MiB", "within the half budget")
+    for row in told["sweep"]:
+        sweep.add_row(
+            *(str(row[name]) for name in ("batch_items", "throughput", "peak_mb", "within_half_budget"))
+        )
+    screen.print(sweep)
+    screen.print(f"half budget against the best fixed size that fits: {told['half_budget_throughput_ratio']}")
+    if "forecasts" in told:
+        found = told["forecasts"]
+        screen.print(
+            f"predicted within 15 % of the measured peak: {found['within_15_pct']:.1%} of {found['batches']} batches, "
+            f"lowest {found['lowest']:+.1%}"
+        )
