@@ -311,11 +311,12 @@ class Loop:
         for request in batch.session.abandon():
             if request.id not in answered:
                 self._send(ChunkFailed(request.id, request.job, "internal", message, retryable=True))
-        self._end()
         # MLX reports a device that ran out of memory or crashed as one of these; on Metal its buffers may
-        # then hold zeros, so no later result of this process can be trusted.
+        # then hold zeros, so no later result of this process can be trusted. That the batch is done is not said:
+        # the next one would be sent into a process that is about to end, and be taken for what ended it.
         if isinstance(exc, RuntimeError | MemoryError):
             raise EngineBroken(message) from exc
+        self._end()
 
     # --- records ----------------------------------------------------------------------------
 

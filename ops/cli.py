@@ -24,6 +24,7 @@ COMMANDS = {
     "worker": ("worker", "Run the daemon in the foreground."),
     "redis": ("redis", "Run an embedded Redis-compatible server in the foreground."),
     "health": ("health", "Tell whether some worker is ready and progressing."),
+    "memory": ("memory", "Show what the memory governors hold, allow and have decided."),
     "config": ("config", "Show the settings in effect and where they come from."),
     "bench": ("bench", "Measure against the peers, in one run."),
 }

@@ -167,6 +167,7 @@ class Client:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        min_bits: int = 4,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -191,6 +192,8 @@ class Client:
             timestamps: Whether to return segments with times.
             temperature: Where decoding starts, 0 to 1.
             max_tokens: Upper bound for each chunk of at most 30 s.
+            min_bits: Fewest bits of each weight (4, 8 or 16) at which the job may run: workers short of memory
+                quantize their models. Every result says at how many it ran.
             idempotency_key: The same key (of a tenant) with the same work gives the same job for as long
                 as that job is kept, whatever became of it.
             deadline_s: Seconds from now, by Redis' clock, after which the job expires.
@@ -218,6 +221,7 @@ class Client:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            min_bits=min_bits,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,
@@ -466,6 +470,7 @@ class AsyncClient:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        min_bits: int = 4,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -488,6 +493,7 @@ class AsyncClient:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            min_bits=min_bits,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,

@@ -170,6 +170,7 @@ class Submission:
     timestamps: bool = True
     temperature: float = 0.0
     max_tokens: int | None = None
+    min_bits: int = 4
     idempotency_key: str | None = None
     deadline_s: float | None = None
     not_before: datetime | None = None
@@ -284,6 +285,7 @@ class Core:
                     "timestamps": s.timestamps,
                     "temperature": s.temperature,
                     "max_tokens": s.max_tokens,
+                    "min_bits": s.min_bits,
                 },
             }
         )

@@ -443,7 +443,7 @@ class Daemon:
     def engine_gone(self, exit_: EngineExit) -> None:
         self._changed.set()
         suspects = self._dispatcher.engine_gone()
-        self._governing.engine_gone()
+        self._governing.engine_gone(exit_)
         for job_id in suspects:
             held = self._ledger.get(job_id)
             if held is None:

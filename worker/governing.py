@@ -18,6 +18,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from engine.handle import EngineExit
 from engine.protocol import (
     ChunkDone,
     ChunkFailed,
@@ -44,6 +45,8 @@ STREAM_LENGTH = 1000
 """Events that the stream keeps, about."""
 MAX_UNSENT = 256
 """Events that wait for a server that is away; older ones give way."""
+DEVICE_FAILURES = ("broken", "crashed")
+"""Ends of an engine by which a device, or the system's killer, says that memory was too short."""
 SHOWN = 16
 """Events in health."""
 
@@ -153,9 +156,9 @@ class Governing:
         if event.code != "busy":
             self._keeper.bits[event.model] = event.bits
 
-    def engine_gone(self) -> None:
+    def engine_gone(self, exit_: EngineExit) -> None:
         self._sent = None
-        self._governor.engine_gone()
+        self._governor.engine_gone(device_failed=exit_.reason in DEVICE_FAILURES)
 
     # --- what the worker does -----------------------------------------------------------------------
 

@@ -11,10 +11,24 @@ import click
 from ops.commands.common import console, load_settings
 
 
+def _shares(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(part) for part in value.split(",") if part.strip())
+    except ValueError as exc:
+        raise click.BadParameter("give numbers with commas between, such as 1,0.5") from exc
+    if any(share <= 0 for share in shares):
+        raise click.BadParameter("each is to be over 0")
+    return shares
+
+
 @click.command("memory")
 @click.option("--jobs", type=click.IntRange(min=1), default=48, show_default=True, help="Clips of each run.")
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=2, show_default=True, help="Of half budget and sweep."
+    "--rounds",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Of half budget and sweep; 0 for none.",
 )
 @click.option(
     "--forecasts",
@@ -28,10 +42,31 @@ from ops.commands.common import console, load_settings
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the picture there (PNG). Needs matplotlib.",
 )
+@click.option(
+    "--shares",
+    callback=_shares,
+    default="1,0.75,0.5,0.4",
+    show_default=True,
+    help="Budgets, as shares of what the load wants; with commas between.",
+)
+@click.option(
+    "--wanted",
+    "wanted_mb",
+    type=click.IntRange(min=64),
+    help="What it wants, MiB; unset, it is measured first.",
+)
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="One object with `runs`.")
 def memory_command(
-    *, jobs: int, rounds: int, forecasts: int, plot: Path | None, log: Path | None, as_json: bool
+    *,
+    jobs: int,
+    rounds: int,
+    forecasts: int,
+    shares: tuple[float, ...],
+    wanted_mb: int | None,
+    plot: Path | None,
+    log: Path | None,
+    as_json: bool,
 ) -> None:
     """One and the same real load at budgets from ample to tight, against fixed batch sizes.
 
@@ -41,7 +76,7 @@ def memory_command(
     from ops.bench.memory.run import Order, run
 
     screen = console()
-    order = Order(jobs, rounds, forecasts)
+    order = Order(jobs, rounds, shares, wanted_mb, forecasts)
     told, runs = run(load_settings(), order, tell=lambda line: screen.print(f"· {line}", markup=False))
     if log is not None:
         log.write_text(json.dumps({name: [*each.told.lines] for name, each in runs.items()}))
@@ -79,6 +114,20 @@ def print_tables(told: dict[str, Any]) -> None:
         figures = (row["budget_mb"], row["throughput"], row["refused"], row["lost"], row["peak_mb"])
         table.add_row(row["name"], *map(str, figures), f"{row['overshoot']:.1%}", levels, moves or "-")
     screen.print(table)
+    if "sweep" in told:
+        print_sweep(screen, told)
+    if "forecasts" in told:
+        found = told["forecasts"]
+        screen.print(
+            f"predicted within 15 % of the measured peak: {found['within_15_pct']:.1%} of {found['batches']} batches, "
+            f"lowest {found['lowest']:+.1%}"
+        )
+
+
+def print_sweep(screen: Any, told: dict[str, Any]) -> None:
+    """Fixed batch sizes, and how the governed run stands beside them."""
+    from rich.table import Table
+
     sweep = Table("fixed batches of", "clips/s", "peak MiB", "within the half budget")
     for row in told["sweep"]:
         sweep.add_row(
@@ -86,9 +135,3 @@ def print_tables(told: dict[str, Any]) -> None:
         )
     screen.print(sweep)
     screen.print(f"half budget against the best fixed size that fits: {told['half_budget_throughput_ratio']}")
-    if "forecasts" in told:
-        found = told["forecasts"]
-        screen.print(
-            f"predicted within 15 % of the measured peak: {found['within_15_pct']:.1%} of {found['batches']} batches, "
-            f"lowest {found['lowest']:+.1%}"
-        )

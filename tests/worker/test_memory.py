@@ -30,9 +30,7 @@ def events(server: redis.Redis, what: str | None = None) -> list[dict[str, Any]]
 def all_done(client: Client, clip: Path, count: int) -> list[int]:
     """Bits at which each of so many jobs ran."""
     jobs = client.submit_many([clip] * count)
-    results = [client.result(job, timeout=90) for job in jobs]
-    assert [result.attempt for result in results] == [1] * count
-    return [result.bits for result in results]
+    return [client.result(job, timeout=90).bits for job in jobs]
 
 
 def bits(worker: WorkerProcess) -> Any:
@@ -154,13 +152,14 @@ def test_metals_delayed_error_loses_nothing(start_worker: StartWorker, client: C
     device = FakeConfig(
         base_bytes=60 * MIB,
         row_bytes=30 * MIB,
-        memory_total=200 * MIB,
+        step_s=0.1,
+        memory_total=130 * MIB,
         delayed_error=True,
         cache_fraction=0.0,
     )
     # A budget over what the device has: the governor is told wrong, so that the device itself must fail.
     worker = start_worker(fake=device, memory_budget_mb=4000).wait_ready()
-    jobs = client.submit_many([clip] * 8)
+    jobs = client.submit_many([clip] * 12)
     for job in jobs:
         assert client.result(job, timeout=120).text
     assert worker.health()["engine"]["restarts"] >= 1

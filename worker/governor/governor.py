@@ -160,12 +160,17 @@ class Governor:
     def engine_up(self, limits: Limits) -> None:
         self.limits = limits
 
-    def engine_gone(self) -> None:
+    def engine_gone(self, *, device_failed: bool = False) -> None:
         """A new engine process starts with nothing held: its first samples decide again. What was learned of the
-        models' cost stays."""
+        models' cost stays.
+
+        :param device_failed: out of memory, as likely as not, whatever was predicted: what was running is tried
+            again in smaller batches.
+        """
         costs = self._engine.costs
         self._engine = _Engine(costs=costs)
-        self._state = levels.State(batch_items=self._state.batch_items)
+        items = max(1, self._state.batch_items // 4) if device_failed else self._state.batch_items
+        self._state = levels.State(batch_items=items)
         self._starved_since = None
         self.pending = None
         self.budget_too_small = False

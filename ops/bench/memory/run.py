@@ -22,7 +22,6 @@ from queueing.errors import DecibatchError, JobNotDone, ResultTimeout
 RESULT_TIMEOUT_S = 240.0
 AMPLE_MB = 4096
 SHARES = (1.0, 0.75, 0.5, 0.4)
-"""Budgets of the runs, as shares of the most that the work held when it had all it wanted."""
 HALF = 0.5
 FIXED = (1, 2, 4, 8, 16)
 CACHE_SHARE = 0.05
@@ -40,8 +39,12 @@ class Order:
     jobs: int
     """Clips of each run."""
     rounds: int
-    """Of the half budget and of the sweep, interleaved."""
-    forecast_batches: int
+    """Of the half budget and of the sweep, interleaved; 0 leaves the sweep out."""
+    shares: tuple[float, ...] = SHARES
+    """Budgets, as shares of the most that the work held when it had all it wanted."""
+    wanted_mb: int | None = None
+    """That most, where an earlier run has told; None measures it."""
+    forecast_batches: int = 0
     """Batches of the check of forecasts; 0 leaves it out."""
 
 
@@ -94,26 +97,25 @@ class _Bench:
         self._number = 0
 
     def run(self) -> tuple[dict[str, Any], dict[str, Run]]:
-        ample = self._pass("ample", AMPLE_MB, 16)
-        wanted = record.greatest(ample.told)
-        self._tell(f"with all it wants, the work holds {wanted / MIB:.0f} MiB")
-        runs = [ample]
-        for share in SHARES:
-            if share != HALF:
-                runs.append(self._pass(f"{share:.0%}", int(share * wanted / MIB), 16))
-        half_mb = int(HALF * wanted / MIB)
-        governed, fixed = self._half_against_sweep(half_mb)
-        runs += governed
-        best = self._best(fixed, half_mb)
-        median = statistics.median(each.throughput for each in governed)
-        told: dict[str, Any] = {
-            "model": self._model,
-            "jobs": self._order.jobs,
-            "wanted_mb": round(wanted / MIB, 1),
-            "runs": [each.as_json() for each in runs],
-            "sweep": [self._sweep_row(passes, half_mb) for passes in fixed.values()],
-            "half_budget_throughput_ratio": round(median / best, 3) if best else None,
-        }
+        runs: list[Run] = []
+        wanted_mb = self._order.wanted_mb
+        if wanted_mb is None:
+            runs.append(self._pass("ample", AMPLE_MB, 16))
+            wanted_mb = int(record.greatest(runs[0].told) / MIB)
+            self._tell(f"with all it wants, the work holds {wanted_mb} MiB")
+        for share in self._order.shares:
+            if share != HALF or not self._order.rounds:
+                runs.append(self._pass(f"{share:.0%}", int(share * wanted_mb), 16))
+        told: dict[str, Any] = {"model": self._model, "jobs": self._order.jobs, "wanted_mb": wanted_mb}
+        if self._order.rounds:
+            half_mb = int(HALF * wanted_mb)
+            governed, fixed = self._half_against_sweep(half_mb)
+            runs += governed
+            best = self._best(fixed, half_mb)
+            median = statistics.median(each.throughput for each in governed)
+            told["sweep"] = [self._sweep_row(passes, half_mb) for passes in fixed.values()]
+            told["half_budget_throughput_ratio"] = round(median / best, 3)
+        told["runs"] = [each.as_json() for each in runs]
         if self._order.forecast_batches:
             told |= self._forecasts()
         return told, {each.name: each for each in runs}
