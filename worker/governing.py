@@ -47,6 +47,8 @@ MAX_UNSENT = 256
 """Events that wait for a server that is away; older ones give way."""
 DEVICE_FAILURES = ("broken", "crashed")
 """Ends of an engine by which a device, or the system's killer, says that memory was too short."""
+TIDY_AFTER_S = 5.0
+"""Seconds without work after which the cache is given back."""
 SHOWN = 16
 """Events in health."""
 
@@ -78,6 +80,8 @@ class Governing:
         self._log = memory_log.open("a", encoding="utf-8") if memory_log is not None else None
         self._sent: Change | Restart | None = None
         self._too_small = False
+        self._busy_at = 0.0
+        self._tidied = True
         self._unsent: deque[dict[str, Any]] = deque(maxlen=MAX_UNSENT)
         self._said = asyncio.Event()
         self._told_forecast: object = None
@@ -135,7 +139,16 @@ class Governing:
                 "sample", **asdict(event), level=self._governor.level.name.lower(), rows=len(self._governor)
             )
         self._note_too_small()
+        self._tidy(event, now)
         self._carry_on(now)
+
+    def _tidy(self, event: Sample, now: float) -> None:
+        """After a burst nobody needs what MLX keeps for the next batch: give it back, once."""
+        if not self._governor.idle:
+            self._busy_at, self._tidied = now, False
+        elif not self._tidied and event.cache and now - self._busy_at >= TIDY_AFTER_S:
+            self._tidied = True
+            self._keeper.send(ClearCache())
 
     def _requantized(self, event: Requantized) -> None:
         self._sent = None

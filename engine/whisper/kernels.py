@@ -17,6 +17,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.scratch import scratch
+
 FloatArray = npt.NDArray[np.float32]
 HEAD_WIDTH = 64
 """Width of an attention head in every Whisper (paper, table 1)."""
@@ -452,7 +454,7 @@ def _attend_in_place(query: FloatArray, key: FloatArray, value: FloatArray) -> N
     value = np.ascontiguousarray(value)
     length = len(query)
     tile = -(-length // -(-length // _QUERY_TILE))
-    buffer = np.empty((tile, len(key)), np.float32)
+    buffer = scratch(tile, len(key))
     for start in range(0, length, tile):
         part = query[start : start + tile]
         scores = np.matmul(part, turned, out=buffer[: len(part)])

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from engine.scratch import scratch
 from engine.whisper.kernels import FloatArray, host_view
 
 GROUP = 64
@@ -64,10 +65,10 @@ def host_matmul(
     sums = x.reshape(len(x), -1, GROUP).sum(axis=2)
 
     def work(part: int) -> None:
-        scratch = np.empty((BLOCK, width), np.float32)
+        room = scratch(BLOCK, width)
         for block in range(part, blocks, parts):
             rows = slice(block * BLOCK, min(outputs, (block + 1) * BLOCK))
-            dense = scratch[: rows.stop - rows.start]
+            dense = room[: rows.stop - rows.start]
             _unpack(weight[rows], bits, dense)
             dense *= np.repeat(scales[rows], GROUP, axis=1)
             np.matmul(x, dense.T, out=out[:, rows])

@@ -55,6 +55,12 @@ def _shares(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple
     type=click.IntRange(min=64),
     help="What it wants, MiB; unset, it is measured first.",
 )
+@click.option(
+    "--leak",
+    type=click.IntRange(min=1),
+    metavar="BATCHES",
+    help="Instead, run so many batches of mixed shapes, and tell whether memory stays flat. 2000 take minutes.",
+)
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="One object with `runs`.")
 def memory_command(
@@ -66,6 +72,7 @@ def memory_command(
     wanted_mb: int | None,
     plot: Path | None,
     log: Path | None,
+    leak: int | None,
     as_json: bool,
 ) -> None:
     """One and the same real load at budgets from ample to tight, against fixed batch sizes.
@@ -76,6 +83,14 @@ def memory_command(
     from ops.bench.memory.run import Order, run
 
     screen = console()
+    if leak is not None:
+        from ops.bench.memory import leak as leak_bench
+
+        found = leak_bench.run(
+            load_settings(), leak, tell=lambda line: screen.print(f"· {line}", markup=False)
+        )
+        click.echo(json.dumps(found) if as_json else leak_bench.sentence(found))
+        return
     order = Order(jobs, rounds, shares, wanted_mb, forecasts)
     told, runs = run(load_settings(), order, tell=lambda line: screen.print(f"· {line}", markup=False))
     if log is not None:

@@ -25,7 +25,7 @@ from queueing.keys import Keys
     "--json",
     "as_json",
     is_flag=True,
-    help="One object with `workers` and `events`; with --watch, one a line.",
+    help="One object with `workers` and `events`; with --watch one a line.",
 )
 def memory_command(*, watch: bool, every: float, as_json: bool) -> int:
     """Show what each worker's memory governor holds, allows and has decided.
