@@ -17,6 +17,7 @@ from worker.keeper import EngineKeeper
 
 log = logging.getLogger("decibatch.dispatch")
 
+PRECISION_LOOK_S = 1.0
 PRECISION_WAIT_S = 60.0
 """Seconds that a chunk waits for its model to come back to the bits that it asks for; then its job is tried again."""
 
@@ -120,8 +121,10 @@ class Dispatcher:
         if max_items < 1:
             return None
         waiting = self._runnable(now)
+        # What waits for bits has no event of its own that ends its patience.
+        look_again = now + PRECISION_LOOK_S if self._governor.bits_wanted else None
         if not waiting:
-            return None
+            return look_again
         decision = plan(
             waiting,
             now,
@@ -133,7 +136,7 @@ class Dispatcher:
         )
         if decision.batch:
             self._dispatch(decision.batch, now)
-        return decision.again_at
+        return min((at for at in (look_again, decision.again_at) if at is not None), default=None)
 
     def _room(self, chunk: WaitingChunk, now: float) -> int:
         return self._governor.room(chunk.request.model, Row(chunk.window_s, chunk.request.duration_s), now)
