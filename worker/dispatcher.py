@@ -132,14 +132,14 @@ class Dispatcher:
             max_items=max_items,
             max_window_s=self.max_window_s(),
             more_coming=self._more_coming(),
-            room=lambda chunk: self._room(chunk, now),
+            room=self._room,
         )
         if decision.batch:
             self._dispatch(decision.batch, now)
         return min((at for at in (look_again, decision.again_at) if at is not None), default=None)
 
-    def _room(self, chunk: WaitingChunk, now: float) -> int:
-        return self._governor.room(chunk.request.model, Row(chunk.window_s, chunk.request.duration_s), now)
+    def _room(self, chunk: WaitingChunk) -> int:
+        return self._governor.room(chunk.request.model, Row(chunk.window_s, chunk.request.duration_s))
 
     def _runnable(self, now: float) -> tuple[WaitingChunk, ...]:
         """Those whose model runs at bits that they accept. What has waited too long for more is given up here."""

@@ -184,6 +184,8 @@ class Governing:
         now = time.monotonic()
         self._governor.left(chunk_id, now)
         self._write_forecasts()
+        if self._governor.idle and self._governor.cramped:
+            self._keeper.send(ClearCache())
         self._carry_on(now)
 
     def settled(self) -> None:

@@ -22,6 +22,8 @@ REST_SAMPLES = 5
 """Readings in a row of an idle engine that must agree before its rest is judged."""
 STARVED_SHARE = 8
 """Where memory leaves room for an eighth of a batch or less, smaller batches have not helped."""
+STARVED_BATCHES = 4
+"""Batches in a row that must have been cut so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,10 @@ class Governor:
         self._state = levels.State(batch_items=max_items)
         self._engine = _Engine()
         self._starved_since: float | None = None
+        self._starved_batches = 0
+        self._starving = False
+        self.cramped = False
+        """The last batch was cut by prediction: what is given back before the next one lets more rows in."""
         self.limits = Limits(0, budget_bytes, 0, 0, 0)
         """As the engine resolved them; a budget of 0 is not known yet, and holds every level open."""
         self.surroundings: Surroundings | None = None
@@ -171,7 +177,7 @@ class Governor:
         self._engine = _Engine(costs=costs)
         items = max(1, self._state.batch_items // 4) if device_failed else self._state.batch_items
         self._state = levels.State(batch_items=items)
-        self._starved_since = None
+        self._starved_since, self._starved_batches = None, 0
         self.pending = None
         self.budget_too_small = False
 
@@ -193,7 +199,7 @@ class Governor:
         self._engine.recent.clear()
         self._forget_rest()
         self.pending = None
-        self._starved_since = None
+        self._starved_since, self._starved_batches = None, 0
         # What memory the larger weights took is free again: the batch need not creep back.
         if change < 0:
             self._state = replace(self._state, batch_items=self._max_items, pressed_since=None)
@@ -273,7 +279,7 @@ class Governor:
             return 1 if idle else 0
         return self._state.batch_items
 
-    def room(self, model: str, row: Row, now: float) -> int:
+    def room(self, model: str, row: Row) -> int:
         """Rows of this kind that fit beside those that run, by prediction, under the line of *shrink*.
 
         One may always pass when nothing runs: what could never fit is refused by :meth:`never_fits`.
@@ -287,12 +293,18 @@ class Governor:
         fits = 0
         while fits < most and self._peak(cost, Load.alike(fits + 1, row, running)) <= ceiling:
             fits += 1
-        starved = fits * STARVED_SHARE <= self._max_items and self.idle
-        if starved and self._starved_since is None:
-            self._starved_since = now
-        elif fits * STARVED_SHARE > self._max_items:
-            self._starved_since = None
+        self.cramped = fits < most
+        self._starving = fits * STARVED_SHARE <= self._max_items
         return max(fits, 1 if self.idle else 0)
+
+    def _note_starved(self, now: float) -> None:
+        """A batch goes into an empty engine. One long chunk is no famine: several in a row must have been cut."""
+        if not self._starving:
+            self._starved_since, self._starved_batches = None, 0
+            return
+        if self._starved_since is None:
+            self._starved_since = now
+        self._starved_batches += 1
 
     def _running(self) -> tuple[Row, ...]:
         return tuple(row for _, row in self._engine.rows.values())
@@ -340,6 +352,8 @@ class Governor:
     def admitted(self, model: str, rows: Iterable[tuple[str, Row]], now: float) -> None:
         """These chunks go to the engine."""
         running = self._running()
+        if not running:
+            self._note_starved(now)
         joining = tuple(rows)
         self._close_interval(now)
         for chunk, row in joining:
@@ -400,7 +414,8 @@ class Governor:
         pressed = levels.pressed_for(self._state, now)
         if pressed >= after:
             return self._move_down(self._rest_now(), f"{pressed:.1f} s at or above the line of shrink")
-        if self._starved_since is not None and now - self._starved_since >= after:
+        famine = self._starved_since is not None and now - self._starved_since >= after
+        if famine and self._starved_batches >= STARVED_BATCHES:
             return self._move_down(self._rest_now(), "memory leaves room for small batches alone")
         if self.level is not Level.OPEN:
             return None

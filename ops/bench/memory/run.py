@@ -196,7 +196,7 @@ class _Bench:
             for number in range(count):
                 known = number < record.WARM_UP_BATCHES
                 files = self._work.short if known or rng.random() < 0.5 else self._work.long
-                wave = [rng.choice(files)] * rng.randint(1, 6)
+                wave = [rng.choice(files)] * rng.randint(1, 5)
                 refused, lost = _all_done(client, wave)
                 if refused or lost:
                     raise Trouble("A clip of the forecasts was not transcribed.")
