@@ -118,6 +118,7 @@ class Governing:
 
     def _sample(self, event: Sample) -> None:
         now = time.monotonic()
+        self._governor.loading = not self._keeper.ready
         decision = self._governor.observe(event, now)
         if decision.clear_cache:
             self._keeper.send(ClearCache())

@@ -110,6 +110,10 @@ class Governor:
         """As the engine resolved them; a budget of 0 is not known yet, and holds every level open."""
         self.surroundings: Surroundings | None = None
         self.models: dict[str, ModelPrecision] = {}
+        self._before: dict[str, ModelPrecision] = {}
+        """Models of earlier lives of the engine."""
+        self.loading = False
+        """Models are still being loaded: what is held meanwhile is not what is held at rest."""
         self.pending: Change | Restart | None = None
         """What waits for the running rows to finish; nothing joins them meanwhile."""
         self.bits_wanted = False
@@ -180,10 +184,12 @@ class Governor:
         self._starved_since, self._starved_batches = None, 0
         self.pending = None
         self.budget_too_small = False
+        self._before = {**self._before, **self.models}
+        self.models = {}
 
     def model_loaded(self, event: Loaded, now: float) -> None:
         least = self._allowed.least_bits
-        before = self.models.get(event.model)
+        before = self._before.get(event.model)
         fresh = precision.loaded(event.rungs, event.bits, least, now)
         self.models[event.model] = replace(fresh, patience=before.patience) if before else fresh
         known = self._engine.costs.get(event.model)
@@ -239,7 +245,7 @@ class Governor:
         engine.recent.append((now, held))
         while engine.recent[0][0] < now - self._thresholds.restore_after_s:
             engine.recent.popleft()
-        if self.idle and self.models:
+        if self.idle and self.models and not self.loading:
             engine.rest = held
             engine.rest_samples += 1
         engine.leak = leaks.note(engine.leak, max(0, held - self._resident()))

@@ -48,9 +48,7 @@ def draw(runs: Mapping[str, Run], path: Path) -> None:
     axes[1][0].set_ylabel("chunks in\nthe engine")
     _legend(figure)
     figure.suptitle(
-        f"The same {len(shown)} times: real Whisper work under the memory governor, at three budgets"
-        if len(shown) == 3
-        else "Real Whisper work under the memory governor",
+        "The same recordings through the same worker, at smaller and smaller memory budgets",
         fontsize=13,
         x=0.5,
         y=0.985,
@@ -80,7 +78,12 @@ def _column(memory: Any, rows: Any, run: Run) -> None:
             share * budget, color="#b03030" if share == 1 else "#c98a2b", linestyle="--", linewidth=1
         )
         memory.annotate(
-            name, (at[-1], share * budget), xytext=(2, 1), textcoords="offset points", ha="right", fontsize=8
+            name,
+            (0, share * budget),
+            xytext=(4, 2),
+            textcoords="offset points",
+            fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
         )
     _mark_moves(memory, run, start, budget)
     memory.set_ylim(0, max(1.12 * budget, 1.05 * max(point.peak for point in points) / MIB))

@@ -210,3 +210,18 @@ def test_a_new_engine_keeps_what_was_learned() -> None:
     assert rig.governor.idle
     rig.load(32, 200)
     assert rig.governor._engine.costs[MODEL].batches == learned == 3
+
+
+def test_what_is_held_while_loading_is_no_rest() -> None:
+    """Neither the models of an earlier life nor what a load passes through moves anything."""
+    rig = Rig(280, rest_mb=100)
+    rig.governor.engine_gone()
+    rig.feed(250, 20)
+    assert rig.governor.plan(rig.now) is None
+    rig.governor.loading = True
+    rig.load(32, 250)
+    assert rig.governor.pending is None
+    rig.governor.loading = False
+    rig.feed(100, 10)
+    assert not rig.governor.budget_too_small
+    assert rig.governor.plan(rig.now) is None
