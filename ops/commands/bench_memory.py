@@ -11,7 +11,7 @@ import click
 from ops.commands.common import console, load_settings
 
 
-def _shares(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+def _numbers(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
     try:
         shares = tuple(float(part) for part in value.split(",") if part.strip())
     except ValueError as exc:
@@ -44,10 +44,17 @@ def _shares(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple
 )
 @click.option(
     "--shares",
-    callback=_shares,
+    callback=_numbers,
     default="1,0.75,0.5,0.4",
     show_default=True,
     help="Budgets, as shares of what the load wants; with commas between.",
+)
+@click.option(
+    "--fixed",
+    callback=_numbers,
+    default="1,2,4,8,16",
+    show_default=True,
+    help="Batch sizes of the sweep; with commas between.",
 )
 @click.option(
     "--wanted",
@@ -69,6 +76,7 @@ def memory_command(
     rounds: int,
     forecasts: int,
     shares: tuple[float, ...],
+    fixed: tuple[float, ...],
     wanted_mb: int | None,
     plot: Path | None,
     log: Path | None,
@@ -91,7 +99,7 @@ def memory_command(
         )
         click.echo(json.dumps(found) if as_json else leak_bench.sentence(found))
         return
-    order = Order(jobs, rounds, shares, wanted_mb, forecasts)
+    order = Order(jobs, rounds, shares, tuple(map(int, fixed)), wanted_mb, forecasts)
     told, runs = run(load_settings(), order, tell=lambda line: screen.print(f"· {line}", markup=False))
     if log is not None:
         log.write_text(json.dumps({name: [*each.told.lines] for name, each in runs.items()}))

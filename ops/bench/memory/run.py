@@ -23,7 +23,6 @@ RESULT_TIMEOUT_S = 240.0
 AMPLE_MB = 4096
 SHARES = (1.0, 0.75, 0.5, 0.4)
 HALF = 0.5
-FIXED = (1, 2, 4, 8, 16)
 CACHE_SHARE = 0.05
 """Of the budget, as the engine derives it: the sweep is to have the cache of the run that it is compared with."""
 MEMORY_CODES = ("memory_too_small", "precision_unavailable")
@@ -42,6 +41,8 @@ class Order:
     """Of the half budget and of the sweep, interleaved; 0 leaves the sweep out."""
     shares: tuple[float, ...] = SHARES
     """Budgets, as shares of the most that the work held when it had all it wanted."""
+    fixed: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Batch sizes of the sweep."""
     wanted_mb: int | None = None
     """That most, where an earlier run has told; None measures it."""
     forecast_batches: int = 0
@@ -123,11 +124,11 @@ class _Bench:
     def _half_against_sweep(self, half_mb: int) -> tuple[list[Run], dict[int, list[Run]]]:
         """The half budget between fixed batch sizes that nothing holds back, round by round."""
         governed: list[Run] = []
-        fixed: dict[int, list[Run]] = {size: [] for size in FIXED}
+        fixed: dict[int, list[Run]] = {size: [] for size in self._order.fixed}
         cache_mb = max(16, int(CACHE_SHARE * half_mb))
         for _ in range(self._order.rounds):
             governed.append(self._pass("50%", half_mb, 16))
-            for size in FIXED:
+            for size in self._order.fixed:
                 name = f"fixed batches of {size}"
                 fixed[size].append(
                     self._pass(name, AMPLE_MB, size, {"DECIBATCH_MLX_CACHE_LIMIT_MB": str(cache_mb)})
