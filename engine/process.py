@@ -114,6 +114,8 @@ def run(handle: int, start: Callable[[EngineConfig], tuple[Backend, Ready]]) -> 
     try:
         _serve(loop, inbox, channel.flush)
     except EngineBroken as exc:
+        # What was running has been answered, and the answers still wait for a next event.
+        channel.flush()
         log("engine_broken", message=str(exc))
         return EXIT_BROKEN
     finally:
