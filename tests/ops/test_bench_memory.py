@@ -46,6 +46,7 @@ def test_a_log_tells_budget_levels_and_overshoot(tmp_path: Path) -> None:
     assert record.overshoot(told) == pytest.approx(0.04)
     assert record.greatest(told) == 2000
     assert record.requantizations(told)[0]["freed_mb"] == 3.0
+    assert record.last_bits(told) == 8
 
 
 def test_what_lies_outside_a_run_is_left_out(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ TITLES = {
     "50%": "half of that",
     "40%": "40 % of that",
 }
-LINES = ((0.8, "queue 80 %"), (0.9, "shrink 90 %"), (1.0, "pause 100 %"))
+LINES = ((0.8, "80 %: take nothing new"), (0.9, "90 %: smaller batches, fewer bits"), (1.0, "100 %: pause"))
 BANDS = {"queue": "#fff3c4", "shrink": "#ffd8a8", "pause": "#ffb3b3"}
 INK, PEAK, SCALE = "#1b3a5c", "#7aa5d2", "#9aa3ad"
 
@@ -89,7 +89,7 @@ def _column(memory: Any, rows: Any, run: Run) -> None:
     memory.set_ylim(0, max(1.12 * budget, 1.05 * max(point.peak for point in points) / MIB))
     memory.set_title(
         f"{TITLES.get(run.name, run.name)}: {run.budget_mb} MiB\n"
-        f"{run.throughput:.2f} clips/s, {run.refused} refused, {run.lost} lost",
+        f"{run.throughput:.2f} clips/s, {run.refused} refused, {run.lost} lost; weights at {run.bits} bits",
         fontsize=10,
     )
     rows.step(at, [point.rows for point in points], where="post", color=INK, linewidth=1)

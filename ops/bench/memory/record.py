@@ -93,6 +93,12 @@ def requantizations(record: Record) -> list[dict[str, Any]]:
     ]
 
 
+def last_bits(record: Record) -> int:
+    """At which the model ran in the end; 0 where none was loaded."""
+    told = [line["bits"] for line in record.lines if line["what"] in ("loaded", "requantized")]
+    return told[-1] if told else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """Predicted against measured peaks, after the warm-up."""

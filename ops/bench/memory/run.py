@@ -61,6 +61,8 @@ class Run:
     refused: int
     lost: int
     told: record.Record
+    bits: int
+    """Of the weights at the end."""
 
     def as_json(self) -> dict[str, Any]:
         points = self.told.points
@@ -75,6 +77,7 @@ class Run:
             "peak_mb": round(record.greatest(self.told) / MIB, 1),
             "overshoot": round(record.overshoot(self.told), 4),
             "mean_rows": round(statistics.mean([p.rows for p in points if p.rows] or [0]), 2),
+            "bits": self.bits,
             "requantizations": record.requantizations(self.told),
             "restarts": len(self.told.of("restart")),
         }
@@ -181,8 +184,10 @@ class _Bench:
             began = time.monotonic()
             refused, lost = _all_done(client, files)
             ended = time.monotonic()
-        told = record.between(record.read(log), began, ended)
-        run = Run(name, budget_mb, items, len(files) / (ended - began), refused, lost, told)
+        life = record.read(log)
+        told = record.between(life, began, ended)
+        bits = record.last_bits(record.between(life, 0, ended))
+        run = Run(name, budget_mb, items, len(files) / (ended - began), refused, lost, told, bits)
         self._tell(
             f"{name}: budget {budget_mb} MiB, {run.throughput:.2f} clips/s, "
             f"peak {record.greatest(told) / MIB:.0f} MiB, refused {refused}, lost {lost}"
