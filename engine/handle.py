@@ -11,12 +11,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine import wire
 from engine.config import EngineConfig
-from engine.protocol import Command, Event, Shutdown, StepDone, StepStarted
+from engine.protocol import BatchDone, Command, Dispatch, Event, Shutdown, StepDone, StepStarted
+from engine.windows import window_s
 
 MAX_EVENTS = 4096
 """Events that may wait to be read; beyond them the engine waits."""
@@ -46,21 +47,38 @@ class Progress:
     """Where the engine's thread stands."""
 
     step: str | None = None
-    """Kind of the step that runs; None between steps."""
+    """Kind of the step that runs, "batch" before and between those of a batch; None while there is nothing to do."""
     deadline: float | None = None
     """Monotonic time by which it must have ended."""
     last_event: float = 0.0
     """Monotonic time of the last event."""
+    batch_s: float = 0.0
+    """Seconds that an engine with a batch may take until it says that a step has begun; 0 while it has none."""
 
     def after(self, event: Event, now: float) -> Progress:
         """Progress once an event has come."""
         match event:
             case StepStarted():
-                return Progress(event.kind, now + event.deadline_s, now)
+                return replace(self, step=event.kind, deadline=now + event.deadline_s, last_event=now)
+            case BatchDone():
+                return Progress(last_event=now)
+            case StepDone() if self.batch_s:
+                return replace(self, step="batch", deadline=now + self.batch_s, last_event=now)
             case StepDone():
-                return Progress(None, None, now)
+                return Progress(last_event=now)
             case _:
-                return Progress(self.step, self.deadline, now)
+                return replace(self, last_event=now)
+
+    def given(self, batch: Dispatch, config: EngineConfig, now: float) -> Progress:
+        """Progress once a batch has been sent. The word that a step begins may come late, or never where the process
+        hangs with Python's lock held; so an engine that has a batch may be silent for as long as its longest step may
+        take, and no longer.
+        """
+        windows = sum(window_s(chunk.duration_s) for chunk in batch.chunks)
+        batch_s = config.deadline_base_s + config.deadline_per_window_s * windows
+        if self.deadline is not None:
+            return replace(self, batch_s=batch_s)
+        return Progress("batch", now + batch_s, self.last_event, batch_s)
 
     def stuck(self, now: float) -> bool:
         """Whether a step has outrun its deadline. An idle engine never is."""
@@ -82,11 +100,13 @@ class EngineProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        config: EngineConfig,
         clock: Callable[[], float],
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._config = config
         self._clock = clock
         self._events: deque[Event] = deque()
         self._changed = asyncio.Event()
@@ -131,7 +151,7 @@ class EngineProcess:
                 ours.close()
                 raise
         reader, writer = await asyncio.open_connection(sock=ours)
-        engine = cls(process, reader, writer, clock)
+        engine = cls(process, reader, writer, config, clock)
         writer.write(wire.encode_message(config))
         return engine
 
@@ -139,15 +159,24 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def send(self, command: Command) -> None:
-        """Send a command; waits while the engine reads slowly.
+    def post(self, command: Command) -> None:
+        """Send a command without waiting: what the engine does not read at once is kept here until it does.
 
         :raises EngineGone: the process has ended.
         """
         if self._ended.is_set() or self._writer.is_closing():
             raise EngineGone("the engine process has ended")
+        self._writer.write(wire.encode_message(command))
+        if isinstance(command, Dispatch):
+            self.progress = self.progress.given(command, self._config, self._clock())
+
+    async def send(self, command: Command) -> None:
+        """Send a command; waits while the engine reads slowly.
+
+        :raises EngineGone: the process has ended.
+        """
+        self.post(command)
         try:
-            self._writer.write(wire.encode_message(command))
             await self._writer.drain()
         except ConnectionError as exc:
             raise EngineGone("the engine process has ended") from exc

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from engine import wire
 from engine.config import EngineConfig
 from engine.loop import Backend, EngineBroken, Loop
-from engine.protocol import ChunkDone, ChunkFailed, Command, Event, Ready, StepDone
+from engine.protocol import ChunkDone, ChunkFailed, Command, Event, Ready, StepDone, StepStarted
 
 EXIT_ORPHAN = 3
 """The worker is gone."""
@@ -38,8 +38,10 @@ def log(event: str, **facts: Any) -> None:
     sys.stderr.flush()
 
 
-HELD = (StepDone, ChunkDone, ChunkFailed)
-"""Events that are sent together with the next one, which is never far: each send wakes the worker."""
+HELD = (StepStarted, StepDone, ChunkDone, ChunkFailed)
+"""Events that are sent together with the next one, which is never far: each send wakes the worker. What is held when a
+step takes long goes with the sampler's next reading; until then the worker counts from what it has sent or heard last
+(:meth:`engine.handle.Progress.given`)."""
 
 
 class Channel:

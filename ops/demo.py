@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ops import recordings, stack
 from ops.exits import Exit, Trouble
 from ops.follow import Tracked, follow
+from ops.interrupts import Interrupts
 from ops.progress import show
 
 if TYPE_CHECKING:
@@ -23,18 +22,20 @@ def run(console: Console, model: str) -> Exit:
     """Returns Exit.OK where every recording was transcribed. Raises Trouble with what went wrong."""
     from queueing.client import Client
 
-    # A polite end is an end like ^C: everything is unwound.
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = Interrupts()
     files = _recordings()
     with stack.running(
-        model=model, tell=lambda sentence: console.print(f"· {sentence}", markup=False)
+        model=model,
+        tell=lambda sentence: console.print(f"· {sentence}", markup=False),
+        check=interrupts.check,
     ) as own:
         console.print(f"· a worker is ready, with {model}")
         console.print(f"· {len(files)} recordings go in side by side\n")
         client = Client(own.url, queue=stack.QUEUE, model=model)
         jobs = [Tracked(str(path), path.name, str(client.submit(str(path)))) for path in files]
-        show(console, jobs, follow(client, jobs, timeout_s=TIMEOUT_S))
+        show(console, jobs, follow(client, jobs, timeout_s=TIMEOUT_S, check=interrupts.check))
         own.check()
+    interrupts.check()
     _print_outcome(console, jobs)
     failed = [job for job in jobs if job.result is None]
     if failed:
@@ -79,7 +80,3 @@ def _timings(jobs: Sequence[Tracked]) -> RenderableType:
             parts = (times.queued, times.media, times.waiting, times.engine, times.total)
             table.add_row(job.name, f"{job.result.duration_s:.1f}", *(f"{seconds:.2f}" for seconds in parts))
     return table
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

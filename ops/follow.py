@@ -10,10 +10,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ops.interrupts import POLL_S
 from queueing.errors import DecibatchError, JobNotDone
 from queueing.job import ErrorInfo, Result, State
 
@@ -102,11 +103,18 @@ class Tracked:
             self.error = outcome
 
 
-def follow(client: Source, jobs: Sequence[Tracked], *, timeout_s: float | None) -> Iterator[Tracked]:
+def follow(
+    client: Source,
+    jobs: Sequence[Tracked],
+    *,
+    timeout_s: float | None,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[Tracked]:
     """Yield a job whenever something about it changed, until all have ended or the time is over.
 
     On time-out the rest keep a state that is not terminal.
 
+    :param check: is called between waits; what it raises ends the following.
     :raises ServerUnavailable: the server went away and did not come back in the client's own time.
     """
     sent = [job for job in jobs if job.job is not None and not job.state.terminal]
@@ -120,10 +128,13 @@ def follow(client: Source, jobs: Sequence[Tracked], *, timeout_s: float | None) 
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     left = len(sent)
     while left:
+        check()
+        wait_s = POLL_S if deadline is None else min(POLL_S, max(0.0, deadline - time.monotonic()))
         try:
-            wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             job, what = news.get(timeout=wait_s)
         except queue.Empty:
+            if deadline is None or time.monotonic() < deadline:
+                continue
             _look_once_more(client, sent)
             return
         left -= _take_in(job, what)

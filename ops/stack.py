@@ -62,11 +62,13 @@ def running(
     model: str,
     settings: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[Stack]:
     """Start both, wait until the worker is ready, and stop both at the end.
 
     :param settings: further ``DECIBATCH_`` variables for the worker.
     :param tell: is given a sentence at each step.
+    :param check: is called while the worker gets ready; what it raises ends both.
     :raises Trouble: one of them did not come up, or something is left at the end.
     """
     started: list[psutil.Process] = []
@@ -81,7 +83,7 @@ def running(
                 worker = Guarded(command, output=output, grace_s=WORKER_GRACE_S, env=env)
             stack = Stack(server, worker, log)
             try:
-                _wait_until_ready(stack, tell)
+                _wait_until_ready(stack, tell, check)
                 yield stack
             finally:
                 started = stack.family()
@@ -114,10 +116,11 @@ def environment(url: str, model: str, folder: Path, settings: Mapping[str, str])
     }
 
 
-def _wait_until_ready(stack: Stack, tell: Callable[[str], None]) -> None:
+def _wait_until_ready(stack: Stack, tell: Callable[[str], None], check: Callable[[], None]) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     said = ""
     while time.monotonic() < deadline:
+        check()
         if stack.worker.wait(POLL_S) is not None:
             stack.check()
         try:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from queueing.bells import FIRST_BACKOFF_S, HEALTH_S, LONGEST_BACKOFF_S
+from queueing.bells import FIRST_BACKOFF_S, HEALTH_S, LONGEST_BACKOFF_S, PROGRESS
 from queueing.errors import ClientClosed
 from queueing.faults import FOREIGN
 
@@ -16,12 +16,14 @@ from queueing.faults import FOREIGN
 class AsyncWaiter:
     """Somebody who waits at one doorbell."""
 
-    __slots__ = ("channel", "final", "rung")
+    __slots__ = ("channel", "final", "rung", "said")
 
     def __init__(self, channel: str, *, final: bool) -> None:
         self.channel = channel
         self.final = final
         self.rung = asyncio.Event()
+        self.said = b""
+        """See :class:`queueing.bells.Waiter`."""
 
     async def wait(self, seconds: float) -> bool:
         """True where it rang since the last wait."""
@@ -164,7 +166,7 @@ class AsyncBells:
             return
         kind, channel = reply[0], reply[1].decode() if isinstance(reply[1], bytes) else reply[1]
         if kind == b"message":
-            self._ring(channel, progress=reply[2] == b"event")
+            self._ring(channel, reply[2])
         elif kind == b"subscribe":
             asked[channel] -= 1
             # One that was dropped and wanted again is confirmed by its last answer only.
@@ -172,11 +174,13 @@ class AsyncBells:
                 del asked[channel]
                 if channel in self._subscribed:
                     self._confirmed.add(channel)
-                self._ring(channel, progress=False)
+                self._ring(channel, b"")
 
-    def _ring(self, channel: str, *, progress: bool) -> None:
+    def _ring(self, channel: str, said: bytes) -> None:
+        progress = said == PROGRESS
         for waiter in self._waiters.get(channel, ()):
             if not (progress and waiter.final):
+                waiter.said = b"" if progress else said
                 waiter.rung.set()
 
 

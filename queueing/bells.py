@@ -1,7 +1,8 @@
 """Many waiters on one connection, for threads.
 
-A doorbell only says that there is something to see. Whoever is rung reads the truth by an ordinary
-command, and looks now and then without having been rung; so a lost message costs time and nothing else.
+A doorbell says that there is something to see, and at the end of a job how it ended, where that is short. Whoever is
+rung for anything else reads the truth by an ordinary command, and looks now and then without having been rung; so a
+lost message costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 from queueing.errors import ClientClosed
 from queueing.faults import FOREIGN
 
+PROGRESS = b"event"
+"""What the bell says when a job goes on; at its end it says its state, a space and the outcome."""
 HEALTH_S = 15.0
 """A connection silent for this long is asked whether it lives; after one more such silence it is dropped."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
@@ -28,12 +31,14 @@ JOIN_S = 6.0
 class Waiter:
     """Somebody who waits at one doorbell."""
 
-    __slots__ = ("channel", "final", "rung")
+    __slots__ = ("channel", "final", "rung", "said")
 
     def __init__(self, channel: str, *, final: bool) -> None:
         self.channel = channel
         self.final = final
         self.rung = threading.Event()
+        self.said = b""
+        """How the job ended, as the bell has it: its state, and the outcome where that is small."""
 
     def wait(self, seconds: float) -> bool:
         """True where it rang since the last wait."""
@@ -200,7 +205,7 @@ class Bells:
             return
         kind, channel = reply[0], reply[1].decode() if isinstance(reply[1], bytes) else reply[1]
         if kind == b"message":
-            self._ring(channel, progress=reply[2] == b"event")
+            self._ring(channel, reply[2])
         elif kind == b"subscribe":
             asked[channel] -= 1
             # One that was dropped and wanted again is confirmed by its last answer only.
@@ -209,12 +214,14 @@ class Bells:
                 with self._lock:
                     if channel in self._subscribed:
                         self._confirmed.add(channel)
-                self._ring(channel, progress=False)
+                self._ring(channel, b"")
 
-    def _ring(self, channel: str, *, progress: bool) -> None:
+    def _ring(self, channel: str, said: bytes) -> None:
+        progress = said == PROGRESS
         with self._lock:
             for waiter in self._waiters.get(channel, ()):
                 if not (progress and waiter.final):
+                    waiter.said = b"" if progress else said
                     waiter.rung.set()
 
     def _forget(self) -> None:

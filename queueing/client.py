@@ -342,7 +342,7 @@ class Client:
             case flows.Listen(channel, final):
                 ears.listen(channel, final=final)
             case flows.Wait(seconds):
-                ears.wait(seconds)
+                answer = ears.wait(seconds)
             case _:
                 try:
                     with translated(self._server):
@@ -415,9 +415,11 @@ class _Ears:
         self._bells = self._client._own_bells()
         self._waiter = self._bells.listen(channel, final=final, confirm_s=CONFIRM_S)
 
-    def wait(self, seconds: float) -> None:
-        if self._waiter is not None:
-            self._waiter.wait(seconds)
+    def wait(self, seconds: float) -> bytes:
+        if self._waiter is None:
+            return b""
+        self._waiter.wait(seconds)
+        return self._waiter.said
 
     def close(self) -> None:
         if self._bells is not None and self._waiter is not None:
@@ -571,11 +573,18 @@ class AsyncClient:
     async def _step(self, flow: Flow[Any], effect: Effect, ears: _AsyncEars) -> Any:
         from queueing.flows import advance
 
+        answer: Any = None
+        error: DecibatchError | None = None
+        asked = _cancellations()
         try:
             answer = await self._perform(effect, ears)
         except DecibatchError as exc:
-            return advance(flow, error=exc)
-        return advance(flow, answer)
+            error = exc
+        if _cancellations() > asked:
+            # Below Python 3.12 asyncio.wait_for, by which redis-py sends, can swallow a cancellation that comes
+            # in the same moment as what it waits for. Whoever asked for it must not wait for our next one.
+            raise asyncio.CancelledError
+        return advance(flow, answer, error)
 
     async def _perform(self, effect: Effect, ears: _AsyncEars) -> Any:
         from queueing import flows
@@ -590,7 +599,7 @@ class AsyncClient:
             case flows.Listen(channel, final):
                 await ears.listen(channel, final=final)
             case flows.Wait(seconds):
-                await ears.wait(seconds)
+                answer = await ears.wait(seconds)
             case _:
                 try:
                     with translated(self._server):
@@ -643,6 +652,12 @@ class AsyncClient:
             raise ClientClosed("the client is closed")
 
 
+def _cancellations() -> int:
+    """How often the running task was asked to end, those that time-outs have taken back aside."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
 class _AsyncEars:
     """The place of one call at the doorbells."""
 
@@ -657,9 +672,11 @@ class _AsyncEars:
         self._bells = self._client._own_bells()
         self._waiter = await self._bells.listen(channel, final=final, confirm_s=CONFIRM_S)
 
-    async def wait(self, seconds: float) -> None:
-        if self._waiter is not None:
-            await self._waiter.wait(seconds)
+    async def wait(self, seconds: float) -> bytes:
+        if self._waiter is None:
+            return b""
+        await self._waiter.wait(seconds)
+        return self._waiter.said
 
     def close(self) -> None:
         if self._bells is not None and self._waiter is not None:

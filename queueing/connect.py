@@ -4,6 +4,10 @@ redis-py's defaults (a socket time-out of 5 s and ten retries) turn a blocking r
 into a hang of sixty, and a retried write into two. So: ordinary commands have a time-out and no
 retries, because the callers know what may be repeated; blocking reads have a connection of their
 own, whose time-out exceeds the time for which the server may block.
+
+Nobody here asks for maintenance notifications (redis-py 7 and later do by default): a server that knows
+them may with one change the time-outs of a connection, or move it; every other server is asked once more
+for each connection, in vain. A connection that the server ends is made again, whatever it ended for.
 """
 
 from __future__ import annotations
@@ -20,6 +24,15 @@ COMMAND_TIMEOUT_S = 10.0
 BLOCK_MARGIN_S = 5.0
 
 
+def _no_notifications() -> dict[str, Any]:
+    try:
+        from redis.maint_notifications import MaintNotificationsConfig
+    except ImportError:
+        # redis-py 6 has none.
+        return {}
+    return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+
+
 def connect(url: str, *, max_connections: int = 16) -> redis.Redis:
     """A synchronous client for ordinary commands. Connects at the first command."""
     import redis
@@ -34,6 +47,7 @@ def connect(url: str, *, max_connections: int = 16) -> redis.Redis:
         socket_timeout=COMMAND_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
+        **_no_notifications(),
     )
     return redis.Redis(connection_pool=pool)
 
@@ -54,6 +68,7 @@ def connect_async(
         socket_timeout=timeout_s,
         retry=AsyncRetry(NoBackoff(), 0),
         health_check_interval=0,
+        **_no_notifications(),
     )
     return redis.asyncio.Redis(connection_pool=pool)
 
@@ -80,6 +95,7 @@ def connect_bell(url: str) -> Callable[[], Any]:
         socket_timeout=COMMAND_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
+        **_no_notifications(),
     )
     return lambda: pool.connection_class(**pool.connection_kwargs)
 
@@ -97,5 +113,6 @@ def connect_bell_async(url: str) -> Callable[[], Any]:
         socket_timeout=COMMAND_TIMEOUT_S,
         retry=AsyncRetry(NoBackoff(), 0),
         health_check_interval=0,
+        **_no_notifications(),
     )
     return lambda: pool.connection_class(**pool.connection_kwargs)

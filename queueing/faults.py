@@ -21,12 +21,13 @@ _SENTENCES = {
     "MASTERDOWN": "is a replica that has lost its primary",
     "CLUSTERDOWN": "belongs to a cluster that is down",
     "MOVED": "is a cluster node that does not hold this queue; the URL must name the one that does",
+    "NOREPLICAS": "takes no writes because too few of its replicas keep up (min-replicas-to-write)",
     "NOAUTH": "asks for a password",
     "WRONGPASS": "refused the user name or the password",
     "NOPERM": "does not allow this user to run the queue's scripts",
     "BUSY": "is busy with a long-running script",
 }
-_TRANSIENT = {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"}
+_TRANSIENT = {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"}
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -47,6 +48,8 @@ PIPELINE_BYTES = 8 * 1024 * 1024
 EVENTS_PER_READ = 256
 CONFIRM_S = 2.0
 """Waits at most this long for a subscription; without one, the slow poll still gets there."""
+JUST_S = 0.01
+"""A job admitted less than this long ago is not yet done: decoding any audio takes longer."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
@@ -100,7 +103,10 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until the doorbell rings, at most this long. A ring since the last Wait counts."""
+    """Until the doorbell rings, at most this long. A ring since the last Wait counts.
+
+    Answered with what the bell said of the job's end; empty bytes where it said nothing of the kind.
+    """
 
     seconds: float
 
@@ -135,17 +141,22 @@ def advance(flow: Flow[Any], answer: Any = None, error: DecibatchError | None = 
 class JobHandle(str):
     """The id of a job, usable wherever a string is."""
 
-    __slots__ = ("existed", "state")
+    __slots__ = ("admitted", "existed", "state")
 
+    admitted: float
+    """Monotonic seconds of the client that heard of it; minus infinity where it existed, or came from elsewhere."""
     existed: bool
     """Whether the job was there before: same job id, or same idempotency key."""
     state: State
     """State at the time of the call."""
 
-    def __new__(cls, job_id: str, *, existed: bool = False, state: State = State.WAITING) -> JobHandle:
+    def __new__(
+        cls, job_id: str, *, existed: bool = False, state: State = State.WAITING, admitted: float = -math.inf
+    ) -> JobHandle:
         handle = super().__new__(cls, job_id)
         handle.existed = existed
         handle.state = state
+        handle.admitted = admitted
         return handle
 
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
@@ -339,7 +350,8 @@ class Core:
                 # Asked twice because the first reply was lost: what exists is what the first one wrote.
                 ours = asked_again and reply.job_id == prepared.job.id
                 existed = reply.verdict == "exists" and not ours
-                return JobHandle(reply.job_id, existed=existed, state=State(reply.state))
+                admitted = self.clock() if reply.verdict == "ok" else -math.inf
+                return JobHandle(reply.job_id, existed=existed, state=State(reply.state), admitted=admitted)
 
     def _now(self, submissions: Sequence[Submission]) -> Flow[int]:
         """Redis' time where it is needed: this machine's clock may be wrong, and deadlines are Redis'."""
@@ -365,18 +377,28 @@ class Core:
         return state
 
     def result(self, job_id: str, timeout: float | None) -> Flow[Result]:
+        check_id(job_id)
         until = None if timeout is None else self.clock() + timeout
-        status = yield from self.status(job_id)
-        if not status.state.terminal and (until is None or self.clock() < until):
+        status = None
+        if timeout == 0 or not self._just_submitted(job_id):
+            status = yield from self.status(job_id)
+        if status is None or (not status.state.terminal and (until is None or self.clock() < until)):
             # Subscribed first and read afterwards, so that an end in between is not missed.
             yield Listen(self.queue.keys.bell(str(job_id)), final=True)
             status = yield from self.status(job_id)
         while not status.state.terminal:
             if until is not None and self.clock() >= until:
                 raise ResultTimeout(f"job {job_id} is still {status.state} after {timeout:g} s")
-            yield Wait(self._nap(status, until))
+            said: bytes = yield Wait(self._nap(status, until))
+            state, _, body = said.partition(b" ")
+            if body:
+                return outcome(str(job_id), State(state.decode()), body)
             status = yield from self.status(job_id)
-        return outcome(status)
+        return outcome_of(status)
+
+    def _just_submitted(self, job_id: str) -> bool:
+        """So lately that nobody can have done it: to ask for its state before listening would be a wasted question."""
+        return isinstance(job_id, JobHandle) and 0 <= self.clock() - job_id.admitted < JUST_S
 
     def events(self, job_id: str, after: str | None) -> Flow[None]:
         key = self.queue.keys.events(str(job_id))
@@ -430,18 +452,32 @@ class Core:
             pause = min(LONGEST_PAUSE_S, pause * 2)
 
 
-def outcome(status: JobStatus) -> Result:
+def outcome(job_id: str, state: State, body: bytes) -> Result:
+    """The result in an outcome as the server has it. Raises the JobNotDone that fits where it is none."""
+    if state is State.DONE:
+        return Result.model_validate_json(body)
+    raise not_done(job_id, state, ErrorInfo.model_validate_json(body))
+
+
+def outcome_of(status: JobStatus) -> Result:
     """The result of a job that has ended. Raises the JobNotDone that fits where it has none."""
     if status.state is State.DONE and status.result is not None:
         return status.result
-    error = status.error or ErrorInfo(code=status.state.value, message=f"the job is {status.state.value}")
+    state = status.state
+    raise not_done(
+        status.job_id, state, status.error or ErrorInfo(code=state.value, message=f"the job is {state.value}")
+    )
+
+
+def not_done(job_id: str, state: State, error: ErrorInfo) -> JobNotDone:
+    """What a job that ended in this state raises."""
     kinds: dict[State, type[JobNotDone]] = {
         State.FAILED: JobFailed,
         State.DEAD: JobDead,
         State.CANCELLED: JobCancelled,
         State.EXPIRED: JobExpired,
     }
-    raise kinds.get(status.state, JobNotDone)(status.job_id, error)
+    return kinds.get(state, JobNotDone)(job_id, error)
 
 
 def check_id(job_id: object) -> None:

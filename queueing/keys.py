@@ -35,7 +35,10 @@ class Keys:
         return f"{self.root}:events:{job_id}"
 
     def bell(self, job_id: str) -> str:
-        """Pub/sub channel: "event" or the final state. A doorbell only; the truth is in hash and stream."""
+        """Pub/sub channel: "event"; at the end the state, and where it is small a space and the outcome, JSON.
+
+        It may be missed: the truth is in hash and stream.
+        """
         return f"{self.root}:bell:{job_id}"
 
     def idempotency(self, tenant: str, key: str) -> str:
@@ -58,6 +61,16 @@ class Keys:
     def delayed(self) -> str:
         """Sorted set: job ids by the Unix millisecond at which they may start."""
         return f"{self.root}:delayed"
+
+    @property
+    def deadlines(self) -> str:
+        """Sorted set: ids of jobs that have not ended by the Unix millisecond of their deadline."""
+        return f"{self.root}:deadlines"
+
+    @property
+    def sweep(self) -> str:
+        """Hash: how far the search for jobs that are nowhere has come, and whether it is called for."""
+        return f"{self.root}:sweep"
 
     @property
     def models(self) -> str:
@@ -113,5 +126,5 @@ class Keys:
         return f"{self.root}:lock:{consumer}"
 
     def life(self, consumer: str) -> str:
-        """Counter: incarnations of the consumer name."""
+        """Counter: incarnations of the consumer name. Expires 30 days after its last beat."""
         return f"{self.root}:life:{consumer}"

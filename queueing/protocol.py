@@ -175,6 +175,16 @@ def _flat(streams: Iterable[StreamName]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Swept:
+    """What one look for jobs that are nowhere has found."""
+
+    more: bool
+    """A pass over everything is called for and goes on."""
+    requeued: tuple[str, ...] = ()
+    """Jobs that wait again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """Builds the calls of one queue."""
 
@@ -245,7 +255,7 @@ class Queue:
         return self._call("reclaim", args, _taken)
 
     def renew(self, consumer: str, deliveries: Sequence[Delivery]) -> Call[tuple[str, ...]]:
-        """For each delivery: "ok", "lost", or the final state that its job has come to."""
+        """For each delivery: "ok", "lost", "gone", or the final state that its job has come to."""
         flat = tuple(part for d in deliveries for part in (d.stream, d.entry, d.job_id, d.attempt))
         return self._call("renew", (consumer, *flat), lambda reply: tuple(text(word) for word in reply))
 
@@ -296,6 +306,14 @@ class Queue:
         """Keep the lock and the health alive; learn which models nobody serves."""
         return self._call("beat", (consumer, value, ttl_ms, health, horizon_ms, *models), _beat)
 
+    def sweep(self, keys: int = 100, pause_ms: int = 1000) -> Call[Swept]:
+        """Look for jobs whose place in the queue was deleted, and let them wait again.
+
+        :param keys: of the server's, to look at; about a millisecond's worth.
+        :param pause_ms: since anybody's last look, where no loss is suspected.
+        """
+        return self._call("sweep", (keys, pause_ms), _swept)
+
     def leave(self, consumer: str, value: str, streams: Iterable[StreamName]) -> Call[bool]:
         """Give the consumer name back; False where it was no longer ours."""
         return self._call("leave", (consumer, value, *_flat(streams)), lambda reply: bool(int(reply)))
@@ -306,6 +324,10 @@ def _submitted(reply: Any) -> Submitted:
     if verdict not in ("ok", "exists", "conflict", "full"):
         raise ValueError(f"submit answered {verdict!r}")
     return Submitted(cast(Verdict, verdict), text(reply[1]), text(reply[2]), int(reply[3]) / 1000)
+
+
+def _swept(reply: Any) -> Swept:
+    return Swept(more=int(reply[0]) == 1, requeued=tuple(text(job_id) for job_id in reply[1:]))
 
 
 def _beat(reply: Any) -> Beat:

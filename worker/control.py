@@ -6,6 +6,7 @@ every second anyway, and the renewal of a lease says when its job has ended.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -41,10 +42,13 @@ class ControlReader:
         """Read until cancelled."""
         while True:
             await self._link.wait_up()
+            line = self._link.up_since
             try:
                 await self._read()
             except (RedisError, OSError) as exc:
-                self._link.mark_down(exc)
+                # What began before the last return died with the old line, and says nothing about the new one.
+                if line == self._link.up_since:
+                    self._link.mark_down(exc)
                 await self._redis.connection_pool.disconnect()
 
     async def _read(self) -> None:
@@ -60,6 +64,8 @@ class ControlReader:
                 last[name] = entries[-1][0]
                 if name == self._keys.wake:
                     self._on_wake()
+                    # Who was woken asks for the work first; only then do we listen again.
+                    await asyncio.sleep(0)
                     continue
                 for _, fields in entries:
                     if b"cancel" in fields:

@@ -49,6 +49,7 @@ from worker.media.types import MediaError
 from worker.outbox import Outbox
 from worker.settle import Settler
 from worker.steplog import StepLog
+from worker.sweep import Sweeper
 
 log = logging.getLogger("decibatch.worker")
 
@@ -237,6 +238,7 @@ class Daemon:
                         self._governing.publish(self._link, self._queue.keys, lambda: self._me.consumer),
                         name="memory",
                     ),
+                    group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
                 ]
                 engine = group.create_task(self._keeper.run(), name="engine")
                 await self._stop.wait()
@@ -444,14 +446,18 @@ class Daemon:
         self._changed.set()
         suspects = self._dispatcher.engine_gone()
         self._governing.engine_gone(exit_)
-        for job_id in suspects:
+        self._suspect(suspects, describe_exit(exit_))
+
+    def _suspect(self, jobs: Sequence[str], reason: str) -> None:
+        """One of these has failed the engine, and nobody knows which."""
+        for job_id in jobs:
             held = self._ledger.get(job_id)
             if held is None:
                 continue
             if self._stop.is_set():
                 self._flow.abandon(held, "handback")
             elif held.chunks_done is not None and not held.chunks_done.done():
-                held.chunks_done.set_exception(EngineCrashed(describe_exit(exit_), alone=len(suspects) == 1))
+                held.chunks_done.set_exception(EngineCrashed(reason, alone=len(jobs) == 1))
 
     def engine_event(self, event: Event) -> None:
         self._handle(event)
@@ -470,6 +476,10 @@ class Daemon:
                 held = self._ledger.chunk_done(event, time.monotonic())
                 if held is not None:
                     self._publish_progress(held)
+            case ChunkFailed(code="internal"):
+                # A step that raised says the same of every row, as a death does: the first answer speaks for all.
+                self._suspect(tuple(self._dispatcher.running_jobs), event.message)
+                self._dispatcher.answered(event.chunk)
             case ChunkFailed():
                 self._dispatcher.answered(event.chunk)
                 self._ledger.chunk_failed(event)

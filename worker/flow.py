@@ -37,7 +37,7 @@ DEADLINE_MARGIN_S = 0.02
 
 
 class EngineCrashed(Exception):
-    """The engine died while a chunk of the job was in it. ``alone``: nothing else was."""
+    """The engine died, or a step of it failed, while a chunk of the job was in it. ``alone``: nothing else was."""
 
     def __init__(self, reason: str, *, alone: bool) -> None:
         super().__init__(reason)
@@ -250,11 +250,12 @@ class JobFlow:
 
     def _done(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
         result = self._result(held, job, audio)
-        size = len(result.model_dump_json())
+        body = result.model_dump_json()
+        size = len(body.encode())
         if size > self._max_result_bytes:
             message = f"the result has {size} bytes; at most {self._max_result_bytes} are kept"
             return Failed(ErrorInfo(code="result_too_large", message=message))
-        return Done(result)
+        return Done(body)
 
     def _chunks(self, held: HeldJob, job: Job, audio: MediaDone) -> list[WaitingChunk]:
         options = decode_options(job)
@@ -297,7 +298,7 @@ class JobFlow:
 
     def _crash_outcome(self, crash: EngineCrashed, delivery: Delivery) -> Outcome:
         error = ErrorInfo(
-            code="engine_crashed", message=f"the engine died: {crash.reason}"[:300], retryable=True
+            code="engine_crashed", message=f"the engine failed: {crash.reason}"[:300], retryable=True
         )
         if not crash.alone:
             return Retry(error, alone=True, counted=False)

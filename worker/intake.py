@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -67,10 +68,10 @@ class Intake:
             # Cleared before looking: what is said while we look makes us look again.
             self._poked.clear()
             if not await self._take():
-                try:
-                    await asyncio.wait_for(self._poked.wait(), POLL_S)
-                except TimeoutError:
-                    continue
+                # Not wait_for: below Python 3.12 it wraps what it waits for in a task of its own.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._poked.wait()
 
     async def _take(self) -> bool:
         """Take once. True where it is worth looking again at once."""

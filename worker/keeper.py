@@ -41,7 +41,6 @@ class EngineKeeper:
         self._settings = settings
         self._listener = listener
         self._process: EngineProcess | None = None
-        self._outgoing: asyncio.Queue[Command] = asyncio.Queue()
         self.state = "starting"
         """ "starting", "loading", "ready", "restarting" or "stopped"."""
         self.device: Ready | None = None
@@ -77,7 +76,9 @@ class EngineKeeper:
         if self._process is None:
             return False
         # Sending waits for a slow reader; who decides must not. What is sent is bounded by what is dispatched.
-        self._outgoing.put_nowait(command)
+        # Where it is gone already, its exit is on the way to the listener, who knows what was running.
+        with contextlib.suppress(EngineGone):
+            self._process.post(command)
         return True
 
     def restart(self) -> None:
@@ -120,18 +121,13 @@ class EngineKeeper:
         if self._stop.is_set():
             # Told to stop while the process was being made: stop() found nothing to end.
             process.kill()
-        self._outgoing = asyncio.Queue()
-        helpers = (
-            asyncio.create_task(self._watch(process, time.monotonic()), name="engine-watchdog"),
-            asyncio.create_task(self._forward(process, self._outgoing), name="engine-commands"),
-        )
+        watchdog = asyncio.create_task(self._watch(process, time.monotonic()), name="engine-watchdog")
         try:
             async for event in process.events():
                 self._note(event)
                 self._listener.engine_event(event)
         finally:
-            for helper in helpers:
-                helper.cancel()
+            watchdog.cancel()
             process.kill()
             exit_ = await process.wait()
             self._process = None
@@ -139,16 +135,6 @@ class EngineKeeper:
             if not self._stop.is_set() and not self._planned:
                 log.error("engine is gone", extra={"reason": self.last_exit, "pid": process.pid})
             self._listener.engine_gone(exit_)
-
-    @staticmethod
-    async def _forward(process: EngineProcess, commands: asyncio.Queue[Command]) -> None:
-        while True:
-            command = await commands.get()
-            try:
-                await process.send(command)
-            except EngineGone:
-                # Its exit is on the way to the listener, who knows what was running.
-                return
 
     async def _watch(self, process: EngineProcess, began: float) -> None:
         while True:

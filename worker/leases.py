@@ -75,6 +75,8 @@ class Leases:
         for one, delivery, word in zip(held, asked, words, strict=True):
             # A newer attempt of the same job may have come into our hands meanwhile: nothing was said about that.
             if word != "ok" and one.delivery is delivery:
+                if word == "gone":
+                    log.error("redis lost a job in our hands", extra={"job": delivery.job_id})
                 self._on_lost(one, word)
 
     async def resume(self) -> None:

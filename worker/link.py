@@ -103,7 +103,10 @@ class Link:
             batch = self._next_batch()
             answers: list[Any]
             try:
-                answers = await arun_all(self.redis, [call for call, _, _ in batch])
+                if len(batch) == 1:
+                    answers = [await arun(self.redis, batch[0][0])]
+                else:
+                    answers = await arun_all(self.redis, [call for call, _, _ in batch])
             except Exception as exc:
                 answers = [exc] * len(batch)
             except BaseException:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from queueing.job import ErrorInfo, Result
+from queueing.job import ErrorInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    result: Result
+    body: str
+    """The result, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

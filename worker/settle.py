@@ -20,7 +20,8 @@ def backoff_s(tries: int, base_s: float, cap_s: float, jitter: float) -> float:
 
     Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
-    ceiling: float = min(cap_s, base_s * 2.0**tries)
+    # Beyond that it is the cap's turn anyway, and a float's end is near.
+    ceiling: float = min(cap_s, base_s * 2.0 ** min(tries, 64))
     return ceiling / 2 + jitter * ceiling / 2
 
 
@@ -53,9 +54,9 @@ class Settler:
         if isinstance(outcome, Retry) and self._is_last(delivery, outcome, max_attempts):
             outcome = Dead(outcome.error)
         match outcome:
-            case Done(result):
+            case Done(body):
                 name = "done"
-                call = queue.settle(delivery, "done", result.model_dump_json())
+                call = queue.settle(delivery, "done", body)
             case Failed(error):
                 name = "failed"
                 call = queue.settle(delivery, "failed", error.model_dump_json())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import click
@@ -10,17 +11,27 @@ import click
 from ops.commands.bench_faults import faults_command
 from ops.commands.bench_memory import memory_command
 from ops.commands.bench_overhead import overhead_command
+from ops.commands.bench_soak import soak_command
 from ops.commands.common import console, load_settings
 
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure against the peers, in one run. Nothing here passes or fails."""
+    """Measure: against the peers, under faults, over many jobs."""
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    """SIGTERM: as an exception, so that processes and folders of the run are cleared away. Once: a second one that came
+    into the clearing would stop it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 bench_command.add_command(faults_command)
 bench_command.add_command(memory_command)
 bench_command.add_command(overhead_command)
+bench_command.add_command(soak_command)
 
 
 @bench_command.command("speech")

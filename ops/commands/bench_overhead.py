@@ -22,7 +22,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[
 
 @click.command("overhead")
 @click.option("--jobs", type=click.IntRange(min=1), default=1000, show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True)
 @click.option(
     "--idle", type=click.IntRange(min=2), default=200, show_default=True, help="Jobs sent one at a time."
 )
@@ -64,7 +64,13 @@ def print_table(told: dict[str, Any]) -> None:
         figures = ["-"] * 4
         if row["available"]:
             latency = row["latency_ms"]
-            figures = [str(row["jobs_per_s"]), str(row["ratio"]), str(latency["p50"]), str(latency["p99"])]
+            low, high = row["ratio_range"]
+            figures = [
+                str(row["jobs_per_s"]),
+                f"{row['ratio']} ({low}-{high})",
+                str(latency["p50"]),
+                str(latency["p99"]),
+            ]
         table.add_row(row["name"], row["version"], *figures, "yes" if row["durable"] else "no")
     screen = Console(highlight=False)
     screen.print(table)

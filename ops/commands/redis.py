@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from ops.embedded import EmbeddedServer, port_is_taken
 from ops.exits import Exit, Trouble
+from ops.interrupts import Interrupts
 
 POLL_S = 0.5
 
@@ -32,12 +31,12 @@ def redis_command(port: int, folder: Path | None) -> int:
     """
     if port and port_is_taken(port):
         raise Trouble(f"Port {port} is taken; choose another with --port.")
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = Interrupts()
     with EmbeddedServer(folder or default_folder(), port=port, durable=True, password="") as server:
         click.echo(f"{server.binary.name} listens; use DECIBATCH_REDIS_URL={server.url}")
         try:
             while (status := server.wait(POLL_S)) is None:
-                pass
+                interrupts.check()
         except KeyboardInterrupt:
             return Exit.OK
     raise Trouble(f"The server ended by itself, with status {status}.")
@@ -48,7 +47,3 @@ def default_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "decibatch" / "redis"
     return Path.home() / ".local" / "share" / "decibatch" / "redis"
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -15,6 +15,7 @@ from ops.commands.common import console, load_settings, open_client
 from ops.exits import Exit
 from ops.follow import Tracked, follow
 from ops.formats import FORMATS, render
+from ops.interrupts import Interrupts
 from ops.progress import sentence, show
 from ops.settings import MIB
 from queueing.errors import DecibatchError
@@ -144,9 +145,10 @@ def await_all(client: Client, jobs: Sequence[Tracked], timeout_s: float | None) 
     screen = console()
     sent = sum(job.job is not None for job in jobs)
     many = ("job is", "it") if sent == 1 else ("jobs are", "them")
+    interrupts = Interrupts()
     try:
         screen.print(f"{sent} {many[0]} in the queue; ^C leaves {many[1]} there")
-        show(screen, jobs, follow(client, jobs, timeout_s=timeout_s))
+        show(screen, jobs, follow(client, jobs, timeout_s=timeout_s, check=interrupts.check))
     except KeyboardInterrupt:
         going = [job.job for job in jobs if job.job and not job.state.terminal]
         screen.print("The jobs go on. See after them with decibatch status, stop them with decibatch cancel:")

@@ -4,4 +4,7 @@ local lock = root .. ':lock:' .. ARGV[1]
 local held = redis.call('GET', lock)
 if held and held ~= ARGV[4] then return { 0, held } end
 redis.call('SET', lock, ARGV[2], 'PX', ARGV[3])
-return { redis.call('INCR', root .. ':life:' .. ARGV[1]), '' }
+local life = root .. ':life:' .. ARGV[1]
+local incarnation = redis.call('INCR', life)
+redis.call('PEXPIRE', life, LIFE_MS)
+return { incarnation, '' }

@@ -10,9 +10,11 @@ if held then redis.call('PEXPIRE', lock, ttl) end
 redis.call('SET', lock, value, 'PX', ttl)
 redis.call('SET', root .. ':worker:' .. consumer, health, 'PX', ttl)
 redis.call('SADD', root .. ':workers', consumer)
+redis.call('PEXPIRE', root .. ':life:' .. consumer, LIFE_MS)
 local served = root .. ':served'
 for i = 6, #ARGV do redis.call('HSET', served, ARGV[i], now) end
 promote_due()
+expire_due(100)
 local out = { 1 }
 for _, model in ipairs(redis.call('SMEMBERS', root .. ':models')) do
   local last = tonumber(redis.call('HGET', served, model) or 0)

@@ -10,8 +10,13 @@ local GROUP = 'workers'
 local WINDOW = 16
 local EVENT_CAP = 256
 local EVENT_GRACE_S = 60
+-- Bytes of an outcome that the bell carries along, so that who waits need not ask for it.
+local BELL_BODY = 16384
 local DEAD_CAP = 10000
 local DEAD_TTL_S = 7 * 86400
+-- A consumer's count of incarnations outlives its last beat by this. Nothing is fenced by it (the attempt is the fence):
+-- it tells lives apart in health and in a job's owner. So longer than any worker sleeps, and than the dead are kept.
+local LIFE_MS = 30 * 86400 * 1000
 -- List items that one script may look through: about a millisecond.
 local SEARCHED = 10000
 
@@ -31,14 +36,20 @@ local TERMINAL = { done = true, failed = true, cancelled = true, expired = true,
 
 local function count(field, by) redis.call('HINCRBY', counts_key, field, by) end
 
--- From 0, never from $: what was written before the group existed must be read.
-local function ensure_group(stream)
-  redis.pcall('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
-end
-
 local function incident(what, id, detail)
   redis.call('XADD', root .. ':incidents', 'MAXLEN', '256', '*', 'what', what, 'job', id, 'detail', detail)
   count('incidents', 1)
+end
+
+-- Something is missing that jobs may hang on: the sweep goes over all of them, now. Two passes, because one that is
+-- under way may have gone by already.
+local function suspect_loss() redis.call('HSET', root .. ':sweep', 'passes', 2) end
+
+-- From 0, never from $: what was written before the group existed must be read.
+local function ensure_group(stream)
+  local made = redis.pcall('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  -- Where others wait already, this stream may be one that was lost with what it held.
+  if not made.err and tonumber(redis.call('HGET', counts_key, 'waiting') or 0) > 1 then suspect_loss() end
 end
 
 -- An entry stays in the stream until it is settled, so what is unread is what is there less what is pending.
@@ -59,6 +70,8 @@ end
 -- Round-robin over tenants: each turn moves one job from a backlog to the stream.
 local function top_up(model, lane)
   local stream, ring = stream_key(model, lane), ring_key(model, lane)
+  -- By far the most often: nothing waits behind the stream.
+  if redis.call('EXISTS', ring) == 0 then return 0 end
   local unread = unread_count(stream)
   local was_empty = unread == 0
   local added, searched = 0, 0
@@ -68,6 +81,7 @@ local function top_up(model, lane)
     if not tenant then break end
     local backlog = backlog_key(model, lane, tenant)
     local id = redis.call('LPOP', backlog)
+    if not id then suspect_loss() end
     if redis.call('EXISTS', backlog) == 1 then redis.call('RPUSH', ring, tenant) end
     -- A job cancelled or expired while it waited leaves its id behind; it is passed over here.
     if id and redis.call('HGET', job_key(id), 'state') == 'waiting' then
@@ -115,17 +129,19 @@ local function publish_event(id, attempt, kind, data)
   redis.call('PUBLISH', bell(id), 'event')
 end
 
--- The only way a job ends: outcome, entry, event, counters and times to live, together.
-local function finish(id, state, field, body)
+-- The only way a job ends: outcome, entry, event, counters and times to live, together. An entry that the caller has
+-- dropped already is named by dropped.
+local function finish(id, state, field, body, dropped)
   local key = job_key(id)
   local job = redis.call('HMGET', key, 'state', 'model', 'lane', 'entry', 'bytes', 'ttl', 'idem', 'attempt', 'tenant')
   local ttl = tonumber(job[6]) or 86400
   if state == 'dead' then ttl = math.max(ttl, DEAD_TTL_S) end
   -- What frees memory comes first: a server that is full refuses only the first write of a script that could
   -- take more of it, and an end must always be written.
-  redis.call('HDEL', key, 'owner', 'entry', 'error')
+  redis.call('HDEL', key, 'owner', 'entry', 'error', state == 'done' and 'notes' or 'error')
   redis.call('HSET', key, 'state', state, 'finished', now, field, body)
-  if job[4] then drop_entry(stream_key(job[2], job[3]), job[4]) end
+  redis.call('ZREM', root .. ':deadlines', id)
+  if job[4] and job[4] ~= dropped then drop_entry(stream_key(job[2], job[3]), job[4]) end
   if job[1] == 'waiting' then
     count('waiting', -1)
     if redis.call('ZREM', root .. ':delayed', id) == 0 and not job[4] then
@@ -137,14 +153,14 @@ local function finish(id, state, field, body)
     if state == 'dead' then redis.call('EXPIRE', inline_key(id), ttl) else redis.call('DEL', inline_key(id)) end
     count('bytes', -tonumber(job[5]))
   end
-  if state == 'done' then redis.call('HDEL', key, 'notes') end
   redis.call('EXPIRE', key, ttl)
   if job[7] then redis.call('EXPIRE', root .. ':idem:' .. job[9] .. ':' .. job[7], ttl) end
-  if redis.call('EXISTS', events_key(id)) == 1 then
-    publish_event(id, job[8] or 0, state, '{}')
+  -- NOMKSTREAM: a job that never started has no events, and its end makes none.
+  if redis.call('XADD', events_key(id), 'NOMKSTREAM', 'MAXLEN', EVENT_CAP, '*', 'type', state, 'attempt', job[8] or 0,
+    'data', '{}') then
     redis.call('EXPIRE', events_key(id), EVENT_GRACE_S)
   end
-  redis.call('PUBLISH', bell(id), state)
+  redis.call('PUBLISH', bell(id), #body <= BELL_BODY and state .. ' ' .. body or state)
   if state == 'dead' then
     local dead = root .. ':dead'
     redis.call('ZADD', dead, now, id)
@@ -165,10 +181,20 @@ local function expire_if_due(id, job_state, deadline)
   return false
 end
 
--- Jobs started a second, averaged over some seconds: tells a client that was refused when to come back.
-local function note_start()
+-- Ends what is past its deadline, wherever it waits and whoever serves it: nobody need read it for it to stop counting.
+local function expire_due(limit)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', root .. ':deadlines', '-inf', '(' .. now, 'LIMIT', 0, limit)) do
+    local job = redis.call('HMGET', job_key(id), 'state', 'deadline')
+    if not (job[1] and expire_if_due(id, job[1], job[2])) then redis.call('ZREM', root .. ':deadlines', id) end
+  end
+end
+
+-- Jobs that waited and have been started, all those of one script; and jobs started a second, averaged over some
+-- seconds: tells a client that was refused when to come back.
+local function note_starts(started)
+  count('waiting', -started)
   local seen = redis.call('HMGET', counts_key, 'rate', 'rate_from', 'rate_starts')
-  local from, starts = tonumber(seen[2] or 0), tonumber(seen[3] or 0) + 1
+  local from, starts = tonumber(seen[2] or 0), tonumber(seen[3] or 0) + started
   local span = now - from
   if span < 1000 then
     redis.call('HSET', counts_key, 'rate_starts', starts)
@@ -181,13 +207,17 @@ local function note_start()
 end
 
 -- Turns a pending entry into a delivery of a new attempt, or gets rid of it. The attempt number is the
--- fence: it only ever rises, and whatever carries an older one cannot change the job, except by Done.
-local function deliver(owner, wire, stream, entry, id)
+-- fence: it only ever rises, and whatever carries an older one cannot change the job, except by Done. The second value
+-- tells whether the job had waited.
+local function deliver(owner, wire, stream, entry, id, fresh)
   local key = job_key(id)
-  local job = redis.call('HMGET', key, 'state', 'entry', 'deadline', 'wire', 'payload', 'tries', 'alone', 'crashes', 'created')
+  local job = redis.call('HMGET', key, 'state', 'entry', 'deadline', 'wire', 'payload', 'tries', 'alone', 'crashes', 'created',
+    'started')
   local state = job[1]
   if not state then
     drop_entry(stream, entry)
+    -- Whatever ends a job takes its entry along, so it was waiting still when its hash went.
+    if fresh then count('waiting', -1) end
     incident('lost', id, 'an entry of ' .. stream .. ' names a job that is not there')
     return { 'lost', id }
   end
@@ -206,14 +236,10 @@ local function deliver(owner, wire, stream, entry, id)
     return { 'newer', id }
   end
   local attempt = redis.call('HINCRBY', key, 'attempt', 1)
-  redis.call('HSET', key, 'state', 'running', 'owner', owner, 'taken', now)
-  redis.call('HSETNX', key, 'started', now)
-  if state == 'waiting' then
-    count('waiting', -1)
-    note_start()
-  end
+  redis.call('HSET', key, 'state', 'running', 'owner', owner, 'taken', now, 'started', job[10] or now)
   publish_event(id, attempt, 'started', '{}')
-  return { 'job', id, stream, entry, attempt, job[5], job[6] or '0', job[7] or '0', job[8] or '0', job[9], now }
+  return { 'job', id, stream, entry, attempt, job[5], job[6] or '0', job[7] or '0', job[8] or '0', job[9], now },
+    state == 'waiting'
 end
 
 local function field_of(fields, name)
@@ -223,15 +249,18 @@ local function field_of(fields, name)
   return nil
 end
 
--- Entries as XREADGROUP and XAUTOCLAIM return them, into deliveries appended to out; returns how many jobs.
-local function deliver_all(owner, wire, stream, entries, out)
-  local jobs = 0
+-- Entries as XREADGROUP and XCLAIM return them, into deliveries appended to out; returns how many jobs.
+-- fresh: nobody has had them before.
+local function deliver_all(owner, wire, stream, entries, out, fresh)
+  local jobs, started = 0, 0
   for _, item in ipairs(entries) do
     local entry, fields = item[1], item[2]
     local id = fields and field_of(fields, 'job')
-    local got
+    local got, had_waited
     if not fields then
       drop_entry(stream, entry)
+      -- Only the job itself knows that this was its entry: the sweep finds it.
+      suspect_loss()
       incident('lost', '', 'entry ' .. entry .. ' of ' .. stream .. ' was deleted while it was pending')
       got = { 'lost', '' }
     elseif not id then
@@ -239,10 +268,12 @@ local function deliver_all(owner, wire, stream, entries, out)
       incident('junk', '', string.sub(table.concat(fields, ' '), 1, 512))
       got = { 'junk', '' }
     else
-      got = deliver(owner, wire, stream, entry, id)
+      got, had_waited = deliver(owner, wire, stream, entry, id, fresh)
     end
     if got then out[#out + 1] = got end
     if got and got[1] == 'job' then jobs = jobs + 1 end
+    if had_waited then started = started + 1 end
   end
+  if started > 0 then note_starts(started) end
   return jobs
 end

@@ -1,11 +1,12 @@
--- Renew the leases on deliveries. Returns one word for each: ok, lost, or the final state it has come to.
+-- Renew the leases on deliveries. Returns one word for each: ok, lost (to a newer attempt, or it waits again), gone (the
+-- job is not there any more), or the final state it has come to.
 -- ARGV: consumer, then stream, entry, id, attempt, ...
 local consumer = ARGV[1]
 local out = {}
 for i = 2, #ARGV, 4 do
   local stream, entry, id, attempt = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local job = redis.call('HMGET', job_key(id), 'state', 'attempt', 'deadline', 'entry', 'model', 'lane', 'tenant')
-  local word = 'lost'
+  local word = job[1] and 'lost' or 'gone'
   if job[1] and TERMINAL[job[1]] then
     word = job[1]
   elseif job[1] == 'running' and job[2] == attempt then

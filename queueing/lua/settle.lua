@@ -27,7 +27,7 @@ if outcome == 'done' then
   if state == 'running' and job[2] ~= attempt then
     redis.call('XADD', root .. ':control', 'MAXLEN', '1024', '*', 'cancel', id)
   end
-  finish(id, 'done', 'result', body)
+  finish(id, 'done', 'result', body, entry)
   return 'ok'
 end
 if job[2] ~= attempt or state ~= 'running' then return 'stale' end
@@ -43,7 +43,7 @@ end
 if outcome == 'failed' or outcome == 'dead' then
   drop_entry(stream, entry)
   redis.call('HINCRBY', key, 'tries', 1)
-  finish(id, outcome, 'error', body)
+  finish(id, outcome, 'error', body, entry)
   return 'ok'
 end
 

@@ -25,6 +25,8 @@ end
 local again = redis.call('HGET', job_key(id), 'digest')
 if again then return known(id, again) end
 
+-- What has expired, in lanes that nobody serves too, holds no place.
+expire_due(20)
 local counts = redis.call('HMGET', counts_key, 'waiting', 'bytes')
 local waiting, bytes = tonumber(counts[1] or 0), tonumber(counts[2] or 0)
 local too_long = redis.call('LLEN', backlog_key(model, lane, tenant)) >= max_waiting + 16
@@ -40,7 +42,10 @@ end
 local key = job_key(id)
 redis.call('HSET', key, 'payload', payload, 'state', 'waiting', 'model', model, 'lane', lane, 'tenant', tenant,
   'wire', wire, 'digest', digest, 'created', now, 'ttl', ttl)
-if deadline ~= '' then redis.call('HSET', key, 'deadline', deadline) end
+if deadline ~= '' then
+  redis.call('HSET', key, 'deadline', deadline)
+  redis.call('ZADD', root .. ':deadlines', deadline, id)
+end
 if idem ~= '' then
   redis.call('HSET', key, 'idem', idem)
   redis.call('SET', idem_key, id .. ' ' .. digest)

@@ -8,6 +8,7 @@ local RANK = { interactive = 0, normal = 1, bulk = 2 }
 
 local consumer, owner, wire, n = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 promote_due()
+expire_due(100)
 
 local function oldest_unread_ms(stream)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
@@ -21,12 +22,18 @@ local function oldest_unread_ms(stream)
   return now
 end
 
+-- Streams with something in them, or with something to be put in. Of the rest nothing can be taken, and idle workers
+-- look at many.
 local order = {}
 for i = 5, #ARGV, 2 do
   local model, lane = ARGV[i], ARGV[i + 1]
-  local age = now - oldest_unread_ms(stream_key(model, lane))
-  local urgency = (RANK[lane] or 2) - age / AGING_MS
-  order[#order + 1] = { model = model, lane = lane, urgency = urgency, position = i }
+  if redis.call('XLEN', stream_key(model, lane)) > 0 or redis.call('EXISTS', ring_key(model, lane)) == 1 then
+    order[#order + 1] = { model = model, lane = lane, urgency = 0, position = i }
+  end
+end
+for _, one in ipairs(#order > 1 and order or {}) do
+  local age = now - oldest_unread_ms(stream_key(one.model, one.lane))
+  one.urgency = (RANK[one.lane] or 2) - age / AGING_MS
 end
 table.sort(order, function(a, b)
   -- Within a lane ages differ by milliseconds all the time; only a lane's worth of them changes the order.
@@ -38,19 +45,19 @@ end)
 local out, got = {}, 0
 for _, one in ipairs(order) do
   local stream = stream_key(one.model, one.lane)
-  while got < n do
-    local read = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', n - got, 'STREAMS', stream, '>')
+  local more = true
+  while more and got < n do
+    local asked = n - got
+    local read = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', asked, 'STREAMS', stream, '>')
     if read and read.err then
       -- NOGROUP: a fresh server, or one that lost its data.
       ensure_group(stream)
-      read = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', n - got, 'STREAMS', stream, '>')
+      read = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', asked, 'STREAMS', stream, '>')
     end
-    if not read then
-      if top_up(one.model, one.lane) == 0 then break end
-    else
-      got = got + deliver_all(owner, wire, stream, read[1][2], out)
-    end
+    local entries = read and read[1][2] or {}
+    got = got + deliver_all(owner, wire, stream, entries, out, true)
+    -- One that gave less than it was asked for is empty now; so is the backlog, where nothing can be added.
+    more = top_up(one.model, one.lane) > 0 or #entries == asked
   end
-  top_up(one.model, one.lane)
 end
 return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,15 +15,18 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine import handle
+from engine import handle, wire
 from engine.config import EngineConfig
 from engine.fake import FakeConfig, Poison, poisoned
 from engine.handle import EngineGone, EngineProcess, Progress
+from engine.process import Channel
 from engine.protocol import (
+    SAMPLE_RATE,
     BatchDone,
     Cancel,
     ChunkDone,
     ChunkFailed,
+    ChunkRequest,
     ClearCache,
     Dispatch,
     Load,
@@ -34,6 +38,7 @@ from engine.protocol import (
     StepDone,
     StepStarted,
 )
+from engine.windows import window_s
 
 EventT = TypeVar("EventT")
 
@@ -574,3 +579,40 @@ def test_progress_is_judged_by_time_alone() -> None:
     assert progress.after(Sample(0, 0, 0, 0), 111.0).stuck(111.0)
     done = StepDone("encode", 1, 1.0, (), (), 8.0, Sample(0, 0, 0, 0))
     assert not progress.after(done, 111.0).stuck(1e9)
+
+
+def test_a_batch_must_be_worked_on() -> None:
+    """From its dispatch to its end an engine with a batch has a deadline, also before, between and after its steps."""
+    config = EngineConfig(deadline_base_s=10.0, deadline_per_window_s=1.0)
+    chunk = ChunkRequest("c", "j", "tiny.en", "/spool", 0, 5 * SAMPLE_RATE)
+    allowed = 10.0 + window_s(chunk.duration_s)
+    sent = Progress().given(Dispatch(1, (chunk,)), config, 100.0)
+    assert not sent.stuck(100.0 + allowed) and sent.stuck(100.1 + allowed)
+    running = sent.after(StepStarted("encode", 5.0), 101.0)
+    assert running.stuck(106.1)
+    between = running.after(StepDone("encode", 1, 1.0, (), (), 8.0, Sample(0, 0, 0, 0)), 102.0)
+    assert not between.stuck(102.0 + allowed) and between.stuck(102.1 + allowed)
+    assert not between.after(BatchDone(1, 2.0), 103.0).stuck(1e9)
+
+
+def test_records_go_with_the_next_event() -> None:
+    """What is said of a step is held for what follows it; a memory reading, which comes while a step is long, takes it
+    along, and an answer is not held over the end of a turn."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        channel = Channel(theirs)
+        started, sample = StepStarted("decode", 10.0), Sample(1, 0, 1, 1)
+        channel.send(started)
+        channel.flush()
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+        channel.send(sample)
+        assert [wire.decode_message(frame) for frame in wire.FrameDecoder().feed(ours.recv(4096))] == [
+            started,
+            sample,
+        ]
+        failed = ChunkFailed("c", "j", "cancelled", "cancelled", retryable=False)
+        channel.send(failed)
+        channel.flush()
+        assert [wire.decode_message(frame) for frame in wire.FrameDecoder().feed(ours.recv(4096))] == [failed]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+
+import psutil
 
 from ops.bench.faults.fleet import Manner
 from ops.bench.faults.plan import Kind, script
@@ -42,6 +47,27 @@ def test_nothing_is_lost_and_nothing_comes_twice() -> None:
     assert told["done"] + told["failed"] + told["dead"] == 150
     assert told["pending_left"] == 0
     assert told["faults"] == sum(told["faults_by_kind"].values()) >= 8
+
+
+def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM in the middle of a run ends its processes and removes its folder."""
+    command = [sys.executable, "-m", "decibatch", "bench", "faults", "--jobs", "10000", "--seconds", "600"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    running = subprocess.Popen([*command, "--workers", "1"], env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stderr is not None
+        said = running.stderr.readline()
+        assert "ready" in said
+        family = psutil.Process(running.pid).children(recursive=True)
+        assert len(family) >= 4
+        assert list(tmp_path.iterdir())
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 128 + signal.SIGTERM
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert (alive, list(tmp_path.iterdir())) == ([], [])
+    finally:
+        running.kill()
+        running.communicate()
 
 
 def test_without_its_fence_results_come_twice() -> None:

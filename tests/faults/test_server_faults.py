@@ -91,7 +91,27 @@ def test_a_stream_that_is_gone(
     waiting = client.submit(clip)
     queue_redis.delete(STREAM)
     assert client.result(running, timeout=30).text
-    assert client.status(waiting).state is not State.FAILED
+    assert client.result(waiting, timeout=30).text
+
+
+def test_everything_but_the_jobs_is_gone(
+    start_worker: StartWorker, client: Client, clip: Path, queue_redis: redis.Redis
+) -> None:
+    """Where every stream and list is deleted beneath running and waiting jobs, each of them is done once."""
+    worker = start_worker(lease_s=1, credits=2)
+    jobs = [client.submit(clip, tenant=f"t{number % 3}") for number in range(40)]
+    wait_until(lambda: worker.health().get("held"), "a job in the worker's hands")
+    left = ("stream", "backlog", "ring")
+    queue_redis.delete(*[key for what in left for key in queue_redis.scan_iter(f"{KEYS.root}:{what}:*")])
+    assert all(client.result(job, timeout=60).text for job in jobs)
+    assert queue_redis.hget(KEYS.counts, "done") == b"40"
+
+
+def test_a_slow_line(behind_line: WorkerProcess, line: Handle, client: Client, clip: Path) -> None:
+    """Where every answer takes a quarter of a lease, a job that runs for two leases ends in its first attempt."""
+    line.slow_down(0.25)
+    assert client.result(client.submit(clip), timeout=60).attempt == 1
+    assert "redis is away" not in behind_line.log.read_text()
 
 
 @pytest.mark.parametrize(

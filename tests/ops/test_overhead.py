@@ -40,6 +40,16 @@ def test_medians_are_of_the_rounds() -> None:
     assert [row["latency_ms"]["p50"] for row in rows] == [2.0, 20.0]
 
 
+def test_the_spread_is_told() -> None:
+    """Beside each median stand the least and the most of the rounds."""
+    mine = Entry(OURS[0], None, rounds=[Measured(100, s, (0.001 * s, 0.003 * s)) for s in (1.0, 2.0, 4.0)])
+    theirs = Entry(BY_NAME["rq"], None, rounds=[Measured(100, s, (0.01, 0.03)) for s in (10.0, 10.0, 80.0)])
+    mine_row, row = report([mine, theirs], Order((BY_NAME["rq"],)))["rows"]
+    assert (mine_row["ratio_range"], row["ratio_range"]) == ([1.0, 1.0], [5.0, 20.0])
+    assert (mine_row["jobs_per_s_range"], row["jobs_per_s_range"]) == ([25.0, 100.0], [1.2, 10.0])
+    assert mine_row["latency_ms"]["p50_range"] == [2.0, 8.0]
+
+
 def test_who_cannot_be_had_is_a_row() -> None:
     """A peer that could not be installed stands in the report as unavailable, with the reason."""
     mine = Entry(OURS[0], None, rounds=[Measured(100, 1.0, (0.001, 0.003))])

@@ -27,6 +27,8 @@ def _names(keys: Keys) -> dict[str, str]:
             name: getattr(keys, name)
             for name in (
                 "delayed",
+                "deadlines",
+                "sweep",
                 "models",
                 "served",
                 "counts",

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from queueing.connect import connect
 from queueing.protocol import Delivery
+from queueing.scripts import run
 from tests.support.bench import FUTURE, MODEL, PAST, STREAMS, Bench, result_json
 from tests.support.redis_server import RedisServer, servers
 
@@ -201,6 +202,32 @@ def machine(url: str) -> type[RuleBasedStateMachine]:
             for d in got.deliveries:
                 self.delivered(d, consumer)
 
+        @rule()
+        def sweeps(self) -> None:
+            assert self.sweep() == set()
+
+        @rule(lane=st.sampled_from(LANES))
+        def loses_a_stream(self, lane: str) -> None:
+            keys = self.bench.keys
+            entries = self.bench.redis.xrange(keys.stream(MODEL, lane))
+            self.bench.redis.delete(keys.stream(MODEL, lane))
+            expected = {fields[b"job"].decode() for _, fields in entries}
+            assert self.sweep() == expected
+            for job_id in expected:
+                job = self.jobs[job_id]
+                job.state, job.holder, job.entry, job.aged = "waiting", "", "", False
+
+        def sweep(self) -> set[str]:
+            """A pass over everything, begun anywhere; which jobs were nowhere."""
+            self.bench.redis.hset(self.bench.keys.sweep, "passes", 2)
+            found: list[str] = []
+            while True:
+                swept = run(self.bench.redis, self.bench.queue.sweep(keys=20, pause_ms=0))
+                found += swept.requeued
+                if not swept.more:
+                    assert len(found) == len(set(found))
+                    return set(found)
+
         # --- the model's own ---
 
         def current(self, d: Delivery) -> bool:
@@ -232,6 +259,7 @@ def machine(url: str) -> type[RuleBasedStateMachine]:
                 elif job_id in taken:
                     assert self.bench.settle(taken[job_id], "done") == "ok"
             assert self.bench.counter("waiting") == 0
+            assert not self.bench.redis.exists(self.bench.keys.deadlines)
             for stream in STREAMS:
                 assert self.bench.redis.xlen(self.bench.keys.stream(*stream)) == 0
             for tenant in TENANTS:

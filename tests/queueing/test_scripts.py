@@ -131,9 +131,13 @@ def test_running_jobs_do_not_count_as_waiting(bench: Bench) -> None:
 
 
 def test_a_late_tenant_is_served_soon(bench: Bench) -> None:
-    """One job behind a thousand of another tenant is among the first WINDOW + 2."""
-    for _ in range(1000):
-        bench.add(tenant="a")
+    """One job behind ten thousand of another tenant is among the first WINDOW + 2."""
+    bench.add(tenant="a")
+    with bench.redis.pipeline(transaction=False) as pipe:
+        for _ in range(10_000):
+            call = bench.queue.submit(make_job(tenant="a"), admission=Admission())
+            pipe.evalsha(call.script.sha, 1, call.root, *call.args)
+        pipe.execute()
     late = bench.add(tenant="b")
     first = [d.job_id for d in bench.take(WINDOW + 2).deliveries]
     assert late in first
@@ -161,6 +165,20 @@ def test_lanes_in_the_order_given(bench: Bench) -> None:
     """A stream named first is emptied first."""
     ids = {lane: bench.add(lane=lane) for lane in reversed(LANES)}
     assert [d.job_id for d in bench.take(3).deliveries] == [ids[lane] for lane in LANES]
+
+
+@pytest.mark.parametrize(("waited_s", "first"), [(30, "interactive"), (61, "bulk")])
+def test_bulk_is_not_starved(bench: Bench, waited_s: int, first: str) -> None:
+    """Bulk work that has waited for more than two lanes' worth of aging goes before fresh interactive work; less has
+    not."""
+    ids = {lane: bench.add(lane=lane) for lane in ("bulk", "interactive")}
+    stream = bench.keys.stream(MODEL, "bulk")
+    now_s, _ = bench.redis.time()
+    bench.redis.delete(stream)
+    entry = bench.redis.xadd(stream, {"job": ids["bulk"]}, id=f"{1000 * (now_s - waited_s)}-0")
+    bench.redis.xgroup_create(stream, GROUP, "0")
+    bench.redis.hset(bench.keys.job(ids["bulk"]), "entry", entry)
+    assert bench.one().job_id == ids[first]
 
 
 def test_take_is_capped_over_all_streams(bench: Bench) -> None:
@@ -556,11 +574,11 @@ def test_renew_many(bench: Bench) -> None:
 
 
 def test_renew_a_job_that_is_gone(bench: Bench) -> None:
-    """A job that is not there any more is lost."""
+    """A job that is not there any more is gone, which is another thing than taken over."""
     bench.add()
     d = bench.one()
     bench.redis.delete(bench.keys.job(d.job_id), bench.keys.events(d.job_id))
-    assert bench.renew(d) == ("lost",)
+    assert bench.renew(d) == ("gone",)
 
 
 @pytest.mark.parametrize("loss", ["stream", "group", "entry"])
@@ -714,7 +732,6 @@ def test_a_ghost_is_reported(bench: Bench) -> None:
     """An entry whose job is not there is dropped, returned as lost and reported."""
     job_id = bench.add()
     bench.redis.delete(bench.keys.job(job_id))
-    bench.redis.hset(bench.keys.counts, "waiting", 0)
     taken = bench.take()
     assert (taken.lost, taken.deliveries) == ((job_id,), ())
     assert bench.incidents() == ["lost"]
@@ -772,14 +789,45 @@ def test_events_are_capped(bench: Bench) -> None:
 
 
 def test_the_bell_rings(bench: Bench) -> None:
-    """The start and the end are announced on the job's channel, the end by its state."""
+    """The start and the end are announced on the job's channel, the end by its state and the outcome."""
     job_id = bench.add()
     with bench.redis.pubsub() as listener:
         listener.subscribe(bench.keys.bell(job_id))
         assert listener.get_message(timeout=10)["type"] == "subscribe"
-        bench.settle(bench.one(), "done")
-        heard = [listener.get_message(timeout=10)["data"] for _ in range(3)]
-    assert heard == [b"event", b"event", b"done"]
+        bench.settle(bench.one(), "done", '{"text": "hi"}')
+        heard = [listener.get_message(timeout=10)["data"] for _ in range(2)]
+    assert heard == [b"event", b'done {"text": "hi"}']
+
+
+def test_the_bell_carries_no_large_outcome(bench: Bench) -> None:
+    """An outcome over 16 KiB is announced by the state alone: who waits reads it."""
+    job_id = bench.add()
+    delivery = bench.one()
+    with bench.redis.pubsub() as listener:
+        listener.subscribe(bench.keys.bell(job_id))
+        assert listener.get_message(timeout=10)["type"] == "subscribe"
+        bench.settle(delivery, "failed", "x" * 16385)
+        assert listener.get_message(timeout=10)["data"] == b"failed"
+
+
+def test_a_job_that_never_started_has_no_events(bench: Bench) -> None:
+    """The end of a job that waited makes no stream of events, which would outlive the 60 s of the others."""
+    job_id = bench.add()
+    run(bench.redis, bench.queue.cancel(job_id))
+    assert not bench.redis.exists(bench.keys.events(job_id))
+
+
+def test_incarnations_expire(bench: Bench) -> None:
+    """The count of a name's lives goes 30 days after its last beat; a beat renews that, and nothing is lost by it."""
+    month_ms = 30 * 86_400_000
+    life = bench.keys.life("w")
+    run(bench.redis, bench.queue.adopt("w", "v", 60_000))
+    assert month_ms - 60_000 < bench.redis.pttl(life) <= month_ms
+    bench.redis.pexpire(life, 1000)
+    assert run(bench.redis, bench.queue.beat("w", "v", 60_000, "{}", 1000, [MODEL])).held
+    assert month_ms - 60_000 < bench.redis.pttl(life) <= month_ms
+    bench.redis.delete(life)
+    assert run(bench.redis, bench.queue.adopt("w", "v2", 60_000, over="v")) == (1, "")
 
 
 # --- workers ---

@@ -16,6 +16,7 @@ STATIC = (
     "dead",
     "workers",
     "life",
+    "sweep",
 )
 """Bounded in number or in length, and shared by all jobs of a queue."""
 LIVING = frozenset({"waiting", "running"})
@@ -38,6 +39,8 @@ def _accounted(client: Any, key: str) -> bool:
             return _lives(client, root, which)
         case "idem":
             return _lives(client, root, (client.get(key) or b"").decode().split(" ")[0])
+        case "deadlines":
+            return all(_lives(client, root, raw.decode()) for raw in client.zrange(key, 0, -1))
         case "backlog" | "ring" | "delayed":
             return int(client.hget(f"{root}}}:counts", "waiting") or 0) > 0
     return what in STATIC

@@ -69,11 +69,15 @@ def _version(path: Path) -> str | None:
 
 
 class RedisServer:
-    """One server on a unix socket in a folder of its own. Its data survives ``kill`` and ``restart``."""
+    """One server on a unix socket in a folder of its own. Its data survives ``kill`` and ``restart``.
 
-    def __init__(self, name: str, binary: Path) -> None:
+    ``more`` are further arguments of the server.
+    """
+
+    def __init__(self, name: str, binary: Path, *more: str) -> None:
         self.name = name
         self._binary = binary
+        self._more = more
         # Not pytest's folder: the path of a unix socket may have 107 characters only.
         self._folder = Path(tempfile.mkdtemp(prefix="dbq-"))
         self._socket = self._folder / "s"
@@ -106,6 +110,7 @@ class RedisServer:
                     *(self._binary, "--port", "0", "--unixsocket", self._socket, "--dir", self._folder),
                     *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),
                     *("--enable-debug-command", "no", "--daemonize", "no"),
+                    *self._more,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -125,6 +130,10 @@ class RedisServer:
                     self._process.wait(0.01)
                 except subprocess.TimeoutExpired:
                     continue
+
+    def another(self, *more: str) -> RedisServer:
+        """A second server of the same kind, with data of its own."""
+        return RedisServer(self.name, self._binary, *more)
 
     def connect(self) -> redis.Redis:
         """A plain client, for the test's own questions."""

@@ -18,6 +18,8 @@ from queueing.scripts import Call, arun_all
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from worker.config import LeaseConfig
+from worker.control import ControlReader
+from worker.daemon import cancel_all
 from worker.link import Link, LinkDown
 
 QUEUE = Queue(Keys("main"))
@@ -217,3 +219,41 @@ def test_large_calls_go_alone(line: Handle) -> None:
         assert batches == [[10, 600_000], [600_000, 10], [2_000_000], [10]]
 
     with_link(line, work, LONG_S)
+
+
+def test_an_old_lines_end_is_no_outage(line: Handle, redis_server: RedisServer) -> None:
+    """The reader of wake-ups whose connection dates from before the last return fails without marking the line down."""
+
+    def readers() -> list[str]:
+        with redis_server.connect() as client:
+            return [one["id"] for one in client.client_list() if one["cmd"] == "xread"]
+
+    async def changed(before: list[str]) -> list[str]:
+        def other() -> list[str]:
+            now = readers()
+            return [] if now == before else now
+
+        found: list[str] = await asyncio.to_thread(wait_until, other, "another connection")
+        return found
+
+    async def work(link: Link) -> None:
+        url = f"redis://127.0.0.1:{line.port}/0"
+        control = ControlReader(url, QUEUE.keys, link, on_wake=lambda: None, on_cancel=lambda job_id: None)
+        reading = asyncio.create_task(control.run())
+        try:
+            old = await changed([])
+            link.mark_down(ConnectionError("found by a command"))
+            await link.wait_up()
+            outages = link.outages
+            with redis_server.connect() as client:
+                client.client_kill_filter(_id=old[0])
+            new = await changed(old)
+            assert (link.outages, link.up) == (outages, True)
+            with redis_server.connect() as client:
+                client.client_kill_filter(_id=new[0])
+            await asyncio.to_thread(wait_until, lambda: link.outages > outages, "an outage of the new line")
+        finally:
+            await cancel_all([reading])
+            await control.close()
+
+    with_link(line, work, timeout_s=LONG_S)

@@ -258,7 +258,7 @@ class Observer:
             connection.disconnect()
 
     def _heard(self, message: Sequence[Any]) -> None:
-        if message[0] != b"pmessage" or message[3].decode() not in FINAL:
+        if message[0] != b"pmessage" or message[3].partition(b" ")[0].decode() not in FINAL:
             return
         job = message[2].decode().rpartition(":")[2]
         with self._lock:

@@ -82,6 +82,15 @@ class Handle:
         """Close all connections; new ones are welcome."""
         self._now(self._line.cut)
 
+    def lead_to(self, server: int | Path) -> None:
+        """Another server from now on, as after a failover; what was connected to the old one is cut."""
+
+        def act() -> None:
+            self._line.backend = server
+            self._line.cut()
+
+        self._now(act)
+
     def lose_reply(self, needle: bytes) -> threading.Event:
         """Set once a reply to a command that holds ``needle`` has been thrown away and its connection closed."""
         trap = _Trap(needle)
@@ -106,6 +115,10 @@ class Handle:
 
         self._now(act)
 
+    def slow_down(self, seconds: float) -> None:
+        """Every piece of a reply comes so much later; 0 ends it."""
+        self._now(lambda: setattr(self._line, "lag_s", seconds))
+
     def refuse(self, error: str) -> None:
         """Answer every script call with this error instead of handing it on; "" ends it."""
         self._now(lambda: setattr(self._line, "refusal", error.encode()))
@@ -126,13 +139,14 @@ class Line:
     """All of it on the loop's thread."""
 
     def __init__(self, server: int | Path) -> None:
-        self._backend = server
+        self.backend = server
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.front_port = 0
         self.flowing = asyncio.Event()
         self.flowing.set()
         self.trap: _Trap | None = None
+        self.lag_s = 0.0
         self.refusal = b""
         self.refused = 0
 
@@ -173,9 +187,9 @@ class Line:
         self._drop(to_back)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if isinstance(self._backend, Path):
-            return await asyncio.open_unix_connection(self._backend)
-        return await asyncio.open_connection(LOOPBACK, self._backend)
+        if isinstance(self.backend, Path):
+            return await asyncio.open_unix_connection(self.backend)
+        return await asyncio.open_connection(LOOPBACK, self.backend)
 
     def _drop(self, writer: asyncio.StreamWriter) -> None:
         self._writers.discard(writer)
@@ -210,5 +224,7 @@ class Line:
                     self.trap = None
                     return
                 asked.clear()
+                if self.lag_s:
+                    await asyncio.sleep(self.lag_s)
                 to_front.write(piece)
                 await to_front.drain()

@@ -37,7 +37,7 @@ class Order:
 
     peers: tuple[Contestant, ...]
     jobs: int = 1000
-    rounds: int = 3
+    rounds: int = 7
     idle: int = 200
     """Jobs sent one at a time."""
     timeout_s: float = 240.0
@@ -85,7 +85,8 @@ def run(order: Order, *, cache: Path, tell: Callable[[str], None] = lambda sente
         recording = _recording(folder)
         with EmbeddedServer(folder / "redis", durable=True) as server:
             for number in range(order.rounds):
-                for entry in entries:
+                # There and back: whom a slow change of the machine favours in one round, it hinders in the next.
+                for entry in entries if number % 2 == 0 else reversed(entries):
                     if not entry.trouble:
                         tell(f"round {number + 1} of {order.rounds}: {entry.who.name}")
                         _one_round(entry, order, server.url, folder, recording)
@@ -171,7 +172,7 @@ def _worker(entry: Entry, env: Mapping[str, str], folder: Path) -> Iterator[Path
 
 
 def report(entries: list[Entry], order: Order) -> dict[str, Any]:
-    """``rows``, medians over the rounds, and what they were measured with."""
+    """``rows``, medians over the rounds with the least and the most, and what they were measured with."""
     first = entries[0].rounds
     return {
         "rows": [_row(entry, first) for entry in entries],
@@ -182,6 +183,7 @@ def report(entries: list[Entry], order: Order) -> dict[str, Any]:
         "server": "embedded, append-only file, fsync every second",
         "work": "no-op on a path; every result read back by the client",
         "ratio": "ours (the first row) / theirs, the median over the rounds",
+        "range": "the least and the most of the rounds, which go through the rows there and back in turn",
         "notes": [
             "decibatch: decoding is a stand-in (one prepared spool file), the engine is a process with steps of 0 s",
             "arq and taskiq look every 5 ms and 2 ms for jobs or results, where their defaults are 500 ms and 200 ms",
@@ -203,20 +205,24 @@ def _row(entry: Entry, first: list[Measured]) -> dict[str, Any]:
         row["media"] = who.media
     if entry.trouble:
         return {**row, "unavailable": entry.trouble, "jobs_per_s": None, "ratio": None, "latency_ms": None}
-    pairs = zip(first, entry.rounds, strict=True)
+    ratios = [mine.rate / theirs.rate for mine, theirs in zip(first, entry.rounds, strict=True)]
+    rates = [one.rate for one in entry.rounds]
     return {
         **row,
         "answered": min(one.answered for one in entry.rounds),
-        "jobs_per_s": round(median(one.rate for one in entry.rounds), 1),
-        "ratio": round(median(mine.rate / theirs.rate for mine, theirs in pairs), 2),
+        "jobs_per_s": round(median(rates), 1),
+        "jobs_per_s_range": [round(min(rates), 1), round(max(rates), 1)],
+        "ratio": round(median(ratios), 2),
+        "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
         "latency_ms": {
-            "p50": _median_ms(entry.rounds, 50),
-            "p99": _median_ms(entry.rounds, 99),
+            "p50": round(median(p50 := _percentiles_ms(entry.rounds, 50)), 2),
+            "p50_range": [round(min(p50), 2), round(max(p50), 2)],
+            "p99": round(median(p99 := _percentiles_ms(entry.rounds, 99)), 2),
+            "p99_range": [round(min(p99), 2), round(max(p99), 2)],
         },
     }
 
 
-def _median_ms(rounds: list[Measured], percent: int) -> float:
-    """Of each round's percentile."""
-    each = [quantiles(one.latencies, n=100, method="inclusive")[percent - 1] for one in rounds]
-    return round(1000 * median(each), 2)
+def _percentiles_ms(rounds: list[Measured], percent: int) -> list[float]:
+    """Of each round."""
+    return [1000 * quantiles(one.latencies, n=100, method="inclusive")[percent - 1] for one in rounds]

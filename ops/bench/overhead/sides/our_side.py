@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from ops import stack
-from ops.bench.overhead.sides.measure import measure, server_url
-from queueing.client import Client
+from ops.bench.overhead.sides.measure import by_sixteen, measure, server_url
+from queueing.client import AsyncClient
 from queueing.job import Result
 
 TIMEOUT_S = 60.0
@@ -19,21 +19,21 @@ MODEL = "tiny.en"
 
 
 def main() -> None:
-    """Measure with the client that blocks, as most do; one reader."""
-    recording = sys.argv[3] if len(sys.argv) > 3 else None
-    with Client(server_url(), queue=stack.QUEUE, model=MODEL) as client:
+    """Measure with the asyncio client and a call for each job, as arq, taskiq and docket are measured."""
+    asyncio.run(_measure(sys.argv[3] if len(sys.argv) > 3 else None))
+
+
+async def _measure(recording: str | None) -> None:
+    async with AsyncClient(server_url(), queue=stack.QUEUE, model=MODEL) as client:
 
         async def enqueue(paths: list[str]) -> list[Any]:
-            if len(paths) == 1:
-                return [client.submit(recording or paths[0])]
-            return list(client.submit_many([recording or path for path in paths]))
+            made: list[Any] = await by_sixteen(paths, lambda path: client.submit(recording or path))
+            return made
 
         async def read(job: Any) -> Result:
-            if isinstance(job, Exception):
-                raise job
-            return client.result(job, timeout=TIMEOUT_S)
+            return await client.result(job, timeout=TIMEOUT_S)
 
-        asyncio.run(measure(enqueue, read))
+        await measure(enqueue, read)
 
 
 if __name__ == "__main__":
