@@ -234,6 +234,7 @@ class Daemon:
                     group.create_task(self._leases.run(), name="leases"),
                     group.create_task(self._dispatcher.run(), name="dispatcher"),
                     group.create_task(self._outbox.run(), name="outbox"),
+                    group.create_task(self._governing.tick(), name="levels"),
                     group.create_task(
                         self._governing.publish(self._link, self._queue.keys, lambda: self._me.consumer),
                         name="memory",

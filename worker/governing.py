@@ -49,6 +49,7 @@ DEVICE_FAILURES = ("broken", "crashed")
 """Ends of an engine by which a device, or the system's killer, says that memory was too short."""
 TIDY_AFTER_S = 5.0
 """Seconds without work after which the cache is given back."""
+TICK_S = 0.1
 SHOWN = 16
 """Events in health."""
 
@@ -80,6 +81,8 @@ class Governing:
         self._log = memory_log.open("a", encoding="utf-8") if memory_log is not None else None
         self._sent: Change | Restart | None = None
         self._too_small = False
+        self._sampled_at = 0.0
+        self._falling = asyncio.Event()
         self._busy_at = 0.0
         self._tidied = True
         self._unsent: deque[dict[str, Any]] = deque(maxlen=MAX_UNSENT)
@@ -117,9 +120,21 @@ class Governing:
                 pass
 
     def _sample(self, event: Sample) -> None:
-        now = time.monotonic()
+        now = self._sampled_at = time.monotonic()
+        self._observe(event, now)
+        if self._log is not None:
+            self._write(
+                "sample", **asdict(event), level=self._governor.level.name.lower(), rows=len(self._governor)
+            )
+        self._note_too_small()
+        self._tidy(event, now)
+        self._carry_on(now)
+
+    def _observe(self, event: Sample, now: float) -> None:
         self._governor.loading = not self._keeper.ready
         decision = self._governor.observe(event, now)
+        if self._governor.falling:
+            self._falling.set()
         if decision.clear_cache:
             self._keeper.send(ClearCache())
         change = decision.transition
@@ -135,13 +150,6 @@ class Governing:
             if decision.hand_back:
                 self._hand_back()
             self._on_change()
-        if self._log is not None:
-            self._write(
-                "sample", **asdict(event), level=self._governor.level.name.lower(), rows=len(self._governor)
-            )
-        self._note_too_small()
-        self._tidy(event, now)
-        self._carry_on(now)
 
     def _tidy(self, event: Sample, now: float) -> None:
         """After a burst nobody needs what MLX keeps for the next batch: give it back, once."""
@@ -212,6 +220,24 @@ class Governing:
             self._keeper.bits[plan.model] = plan.bits
         self._tell("restart", reason=plan.reason)
         self._keeper.restart()
+
+    async def tick(self) -> None:
+        """Judge the last reading again while it calls for a lower level, until cancelled.
+
+        An idle engine tells at once when memory moves, and else once a second: that nothing has come means that the
+        reading still holds. Levels rise by fresh readings alone.
+        """
+        while True:
+            await self._falling.wait()
+            await asyncio.sleep(TICK_S)
+            self.tick_once(time.monotonic())
+
+    def tick_once(self, now: float) -> None:
+        last = self._governor.last
+        if last is None or not self._governor.falling:
+            self._falling.clear()
+        elif now - self._sampled_at >= TICK_S:
+            self._observe(last, now)
 
     def _note_too_small(self) -> None:
         small = self._governor.budget_too_small

@@ -132,6 +132,23 @@ def test_pause_hands_back_once_and_reclaims_again_and_again(monkeypatch: pytest.
     assert 3 <= len(rig.of(ClearCache)) <= 6
 
 
+def test_a_level_falls_though_memory_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One low reading that still holds brings the level all the way down, tick by tick; none makes it rise."""
+    rig = Rig(monkeypatch, 1000)
+    rig.feed(950, 2)
+    assert rig.governor.level is Level.SHRINK
+    rig.feed(100)
+    for _ in range(20):
+        rig.now += 0.2
+        rig.hands.tick_once(rig.now)
+    assert rig.governor.level is Level.OPEN
+    rig.feed(1050)
+    for _ in range(20):
+        rig.now += 0.2
+        rig.hands.tick_once(rig.now)
+    assert rig.governor.level is Level.OPEN
+
+
 def test_the_cache_goes_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five seconds after the last answer what MLX keeps is given back, once."""
     rig = Rig(monkeypatch, 4000)

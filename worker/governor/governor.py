@@ -134,6 +134,11 @@ class Governor:
         return self._state.share
 
     @property
+    def falling(self) -> bool:
+        """The last reading calls for a lower level, and more of its kind are all that is missing."""
+        return self.level > Level.OPEN and self.share < self._thresholds.leave(self.level)
+
+    @property
     def budget_bytes(self) -> int:
         return self.limits.budget
 
