@@ -33,10 +33,11 @@ if TYPE_CHECKING:
         ServerUnavailable,
         UnknownJob,
     )
-    from queueing.events import Event
+    from queueing.events import Event, Progress
     from queueing.flows import JobHandle, Submission
-    from queueing.job import ErrorInfo, Lane, Result, Segment, State, Timings
+    from queueing.job import ErrorInfo, Lane, Result, Segment, State, Timings, Word
     from queueing.protocol import Admission, JobStatus
+    from queueing.webhook import InvalidWebhook, Notice, verify_webhook
 
     __version__: str
 
@@ -57,10 +58,11 @@ _HOMES = {
         "ServerUnavailable",
         "UnknownJob",
     ),
-    "queueing.events": ("Event",),
+    "queueing.events": ("Event", "Progress"),
     "queueing.flows": ("JobHandle", "Submission"),
-    "queueing.job": ("ErrorInfo", "Lane", "Result", "Segment", "State", "Timings"),
+    "queueing.job": ("ErrorInfo", "Lane", "Result", "Segment", "State", "Timings", "Word"),
     "queueing.protocol": ("Admission", "JobStatus"),
+    "queueing.webhook": ("InvalidWebhook", "Notice", "verify_webhook"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -74,6 +76,7 @@ __all__ = [
     "Event",
     "IdempotencyConflict",
     "InvalidJob",
+    "InvalidWebhook",
     "JobCancelled",
     "JobDead",
     "JobExpired",
@@ -82,6 +85,8 @@ __all__ = [
     "JobNotDone",
     "JobStatus",
     "Lane",
+    "Notice",
+    "Progress",
     "QueueFull",
     "Result",
     "ResultTimeout",
@@ -91,7 +96,9 @@ __all__ = [
     "Submission",
     "Timings",
     "UnknownJob",
+    "Word",
     "__version__",
+    "verify_webhook",
 ]
 
 

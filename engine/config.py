@@ -42,6 +42,14 @@ class EngineConfig:
     """Time between two readings of the machine's memory."""
     step_record_s: float = 0.1
     """Decode steps over the same rows are recorded together for this long."""
+    slots: int = 32
+    """Rows of one model that may run at once. See :class:`engine.stepping.Schedule`, also for the next three."""
+    encode_s: float = 64.0
+    """Window seconds of an encoder step while no row is decoded."""
+    encode_beside_s: float = 24.0
+    """Window seconds of an encoder step while rows are decoded: bounds how long it holds them up."""
+    decode_steps: int = 4
+    """Decoder steps that running rows get between two encoder steps."""
     deadline_base_s: float = 30.0
     """Time that any step may take, before what its size adds."""
     deadline_per_window_s: float = 2.0

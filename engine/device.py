@@ -14,7 +14,9 @@ from engine.config import EngineConfig, default_cache_dir
 from engine.limits import resolve
 from engine.loop import LoadedSession, LoadRefused
 from engine.models import ModelError, Registry
-from engine.protocol import ChunkRequest, Loaded, Ready, Requantized, Sample, Shape, Surroundings
+from engine.protocol import ChunkRequest, Loaded, Ready, Requantized, Rung, Sample, Shape, Surroundings
+from engine.recognizers.families import family_named
+from engine.stepping import Schedule
 from engine.windows import BUCKET_FRAMES
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class MlxBackend:
         self.dtype_name = "float16" if half else "float32"
         self._threads = threads if self.device == "cpu" else 0
         self._held: dict[str, _Held] = {}
+        self._schedule = Schedule(config.slots, config.encode_s, config.encode_beside_s, config.decode_steps)
 
     def load(self, alias: str, bits: int | None) -> LoadedSession:
         """See :class:`engine.loop.Backend`."""
@@ -94,7 +97,30 @@ class MlxBackend:
             rungs=precision.rungs(model),
         )
         self._held[alias] = _Held(model, tokenizer, folder)
-        return LoadedSession(WhisperSession(model, tokenizer), loaded)
+        return LoadedSession(WhisperSession(model, tokenizer, self._schedule), loaded)
+
+    def _load_other(self, alias: str, folder: Path, name: str, began: float) -> LoadedSession:
+        from engine.recognizers.load import BadRecognizer, load_recognizer
+        from engine.recognizers.session import RecognizerSession
+
+        family = family_named(name)
+        assert family is not None, "the registry holds families that there are"
+        try:
+            model = load_recognizer(folder, family, self._dtype)
+        except BadRecognizer as exc:
+            raise LoadRefused("model_unreadable", str(exc)) from exc
+        loaded = Loaded(
+            model=alias,
+            seconds=time.monotonic() - began,
+            weights_bytes=model.weights_bytes,
+            bits=model.bits,
+            n_audio_state=model.width,
+            languages=model.recognizer.languages,
+            can_translate=False,
+            shape=Shape(0, 0, model.width, 0, self._dtype.size, 0),
+            rungs=(Rung(model.bits, model.weights_bytes, 0, 0),),
+        )
+        return LoadedSession(RecognizerSession(model.recognizer, family, model.bits), loaded)
 
     def _shape(self, model: Whisper) -> Shape:
         return Shape(
@@ -104,6 +130,8 @@ class MlxBackend:
             n_vocab=model.dims.n_vocab,
             item_bytes=model.dtype.size,
             windows_at_once=self._threads,
+            encode_s=self._schedule.encode_s,
+            encode_beside_s=self._schedule.encode_beside_s,
         )
 
     def requantize(self, alias: str, bits: int) -> Requantized:
@@ -115,6 +143,8 @@ class MlxBackend:
         clip = held.clip
         before = canary.read(held.model, held.tokenizer, clip) if clip else None
         measured = precision.change(held.model, held.folder, bits)
+        # What is kept of silence went with the old weights: it is held at rest, so it is there before rest is read.
+        held.model.hear_silence()
         after = canary.read(held.model, held.tokenizer, clip) if clip else None
         memory.clear()
         return Requantized(

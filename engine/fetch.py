@@ -15,8 +15,8 @@ from pathlib import Path
 
 from engine.models import BadSource, ModelMissing, ModelSource, repository_folder
 
-PATTERNS = ("*.json", "*.safetensors", "*.npz")
-"""What a Whisper folder needs. Nothing that could be run is fetched."""
+PATTERNS = ("*.json", "*.safetensors", "*.npz", "merges.txt", "*.model", "*.mvn")
+"""What a folder of Whisper or of another recognizer needs. Nothing that could be run is fetched."""
 
 
 class FetchFailed(ModelMissing):

@@ -1,5 +1,9 @@
 """What the engine's thread does: load models and step sessions, between two steps obey commands.
 
+Batches are continuous: the chunks of one join those that run already, at the next step, and leave as they are done. A
+batch is only what was sent together, and is told to be over once all of its chunks have been answered. Models that
+have work take turns, a step each.
+
 :class:`Loop` is the part without processes and sockets; :mod:`engine.process` feeds it.
 """
 
@@ -91,9 +95,11 @@ def deadline_factor(bits: int) -> float:
 
 @dataclass(slots=True)
 class _Batch:
+    """Chunks that came together, of which some have not been answered yet."""
+
     number: int
     began: float
-    session: Session
+    model: str
     open: set[str]
 
 
@@ -101,7 +107,9 @@ class _Batch:
 class _Record:
     """Steps of one kind over the same rows, recorded together."""
 
+    model: str
     plan: StepPlan
+    batch: int
     began: float
     seconds: float = 0.0
     steps: int = 0
@@ -132,8 +140,10 @@ class Loop:
         self._send = send
         self._clock = clock
         self._models: dict[str, LoadedSession] = {}
-        self._queue: deque[Dispatch] = deque()
-        self._batch: _Batch | None = None
+        self._batches: dict[int, _Batch] = {}
+        self._batch_of: dict[str, _Batch] = {}
+        self._turns: deque[str] = deque()
+        """Models that have work, the one whose turn it is first."""
         self._record: _Record | None = None
         self._partials: dict[str, _PartialState] = {}
         self.stopping = False
@@ -141,19 +151,19 @@ class Loop:
     @property
     def busy(self) -> bool:
         """Whether :meth:`turn` has something to do."""
-        return self._batch is not None or bool(self._queue)
+        return bool(self._batches)
 
     # --- commands ---------------------------------------------------------------------------
 
     def obey(self, command: Command) -> None:
-        """Carry out a command; a batch only joins the queue."""
+        """Carry out a command; a batch's chunks join their session, and are read in its next step."""
         match command:
             case Load():
                 self._load(command.model, command.bits)
             case Requantize():
                 self._requantize(command.model, command.bits)
             case Dispatch():
-                self._queue.append(command)
+                self._begin(command)
             case Cancel():
                 self._cancel(command.chunks)
             case ClearCache():
@@ -203,59 +213,54 @@ class Loop:
         self._send(done)
 
     def _cancel(self, ids: tuple[str, ...]) -> None:
-        if self._batch is not None:
-            self._batch.session.cancel(ids)
-            self._publish()
-        names = set(ids)
-        for i, dispatch in enumerate(self._queue):
-            for chunk in dispatch.chunks:
-                if chunk.id in names:
-                    self._send(ChunkFailed(chunk.id, chunk.job, "cancelled", "cancelled", retryable=False))
-            kept = tuple(chunk for chunk in dispatch.chunks if chunk.id not in names)
-            self._queue[i] = replace(dispatch, chunks=kept)
+        for name in {self._batch_of[chunk].model for chunk in ids if chunk in self._batch_of}:
+            self._models[name].session.cancel(ids)
+            self._publish(name)
 
     # --- steps ---------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Run one step of the batch at hand, or begin or end one.
+        """Run one step of the model whose turn it is.
 
-        :raises EngineBroken: its rows are answered; the process must end.
+        :raises EngineBroken: all rows are answered; the process must end.
         """
-        if self._batch is None:
-            self._begin(self._queue.popleft())
-            return
-        session = self._batch.session
+        name = self._turns[0]
+        self._turns.rotate(-1)
+        session = self._models[name].session
         try:
             plan = session.plan()
             if plan is not None:
-                self._announce(plan)
+                self._announce(name, plan)
                 began = self._clock()
                 session.step()
                 self._count(self._clock() - began)
         except Exception as exc:
-            self._fail_batch(exc)
+            self._fail(name, exc)
             return
-        self._publish()
-        if not session.busy:
-            self._end()
+        self._publish(name)
 
     def _begin(self, dispatch: Dispatch) -> None:
         chunks = dispatch.chunks
-        model = self._models.get(chunks[0].model) if chunks else None
-        if model is None or any(chunk.model != chunks[0].model for chunk in chunks):
+        name = chunks[0].model if chunks else ""
+        if name not in self._models or any(chunk.model != name for chunk in chunks):
             for chunk in chunks:
                 message = "a batch holds chunks of one model, which is loaded beforehand"
                 self._send(ChunkFailed(chunk.id, chunk.job, "model_not_loaded", message, retryable=True))
             self._send(BatchDone(dispatch.batch, 0.0))
             return
-        chunks = self._at_bits(chunks, model.loaded.bits)
-        if chunks:
-            self._backend.heard(chunks[0])
-        self._batch = _Batch(dispatch.batch, self._clock(), model.session, {chunk.id for chunk in chunks})
-        model.session.add(chunks)
-        self._publish()
-        if not model.session.busy:
-            self._end()
+        chunks = self._at_bits(chunks, self._models[name].loaded.bits)
+        if not chunks:
+            self._send(BatchDone(dispatch.batch, 0.0))
+            return
+        self._backend.heard(chunks[0])
+        batch = _Batch(dispatch.batch, self._clock(), name, {chunk.id for chunk in chunks})
+        self._batches[dispatch.batch] = batch
+        for chunk in chunks:
+            self._batch_of[chunk.id] = batch
+        if name not in self._turns:
+            self._turns.append(name)
+        self._models[name].session.add(chunks)
+        self._publish(name)
 
     def _at_bits(self, chunks: tuple[ChunkRequest, ...], bits: int) -> tuple[ChunkRequest, ...]:
         """Those that accept the model's bits; the rest is refused."""
@@ -265,27 +270,35 @@ class Loop:
                 self._send(ChunkFailed(chunk.id, chunk.job, "precision_unavailable", message, retryable=True))
         return tuple(chunk for chunk in chunks if chunk.options.min_bits <= bits)
 
-    def _end(self) -> None:
-        batch = self._batch
-        if batch is None:
-            return
-        self._flush_record()
-        self._batch = None
-        self._partials.clear()
-        self._send(BatchDone(batch.number, self._clock() - batch.began))
-
-    def _publish(self) -> None:
-        """Send what the session has answered, and texts that have grown."""
-        if self._batch is None:
-            return
-        for outcome in self._batch.session.take():
-            self._batch.open.discard(outcome.chunk)
-            self._partials.pop(outcome.chunk, None)
+    def _publish(self, name: str) -> None:
+        """Send what a session has answered, the batches that are over with it, and texts that have grown."""
+        session = self._models[name].session
+        for outcome in session.take():
             if isinstance(outcome, ChunkDone):
                 self._flush_record()
-            self._send(outcome)
+            self._answer(outcome)
         if self._config.partials:
-            self._publish_partials(self._batch.session)
+            self._publish_partials(session)
+
+    def _answer(self, outcome: ChunkDone | ChunkFailed) -> None:
+        """Send an outcome, and say so where its batch is over."""
+        batch = self._batch_of.pop(outcome.chunk, None)
+        self._partials.pop(outcome.chunk, None)
+        self._send(outcome)
+        if batch is None:
+            return
+        batch.open.discard(outcome.chunk)
+        if not batch.open:
+            self._end(batch)
+
+    def _end(self, batch: _Batch) -> None:
+        # Once nothing is left, no step is under way: the last record says so, and must not wait.
+        if len(self._batches) == 1:
+            self._flush_record()
+        del self._batches[batch.number]
+        if all(other.model != batch.model for other in self._batches.values()):
+            self._turns.remove(batch.model)
+        self._send(BatchDone(batch.number, self._clock() - batch.began))
 
     def _publish_partials(self, session: Session) -> None:
         now = self._clock()
@@ -298,43 +311,53 @@ class Loop:
                 self._partials[request.id] = _PartialState(len(text), now)
                 self._send(Partial(request.id, request.job, text))
 
-    def _fail_batch(self, exc: Exception) -> None:
-        """Answer for every row, without a word of what was said in them."""
-        batch = self._batch
-        assert batch is not None
-        self._record = None
-        outcomes = batch.session.take()
-        answered = {outcome.chunk for outcome in outcomes}
-        for outcome in outcomes:
-            self._send(outcome)
-        message = f"{type(exc).__name__}: {str(exc)[:200]}"
-        for request in batch.session.abandon():
-            if request.id not in answered:
-                self._send(ChunkFailed(request.id, request.job, "internal", message, retryable=True))
+    def _fail(self, name: str, exc: Exception) -> None:
+        """Answer for every row that the failure may have spoiled, without a word of what was said in them."""
         # MLX reports a device that ran out of memory or crashed as one of these; on Metal its buffers may
-        # then hold zeros, so no later result of this process can be trusted. That the batch is done is not said:
-        # the next one would be sent into a process that is about to end, and be taken for what ended it.
-        if isinstance(exc, RuntimeError | MemoryError):
+        # then hold zeros, so no later result of this process can be trusted, be it another model's.
+        broken = isinstance(exc, RuntimeError | MemoryError)
+        # That a batch is over is not said by a process that is about to end: the next one would be sent into it, and
+        # be taken for what ended it.
+        answer: Callable[[ChunkDone | ChunkFailed], None] = self._send if broken else self._answer
+        self._record = None
+        message = f"{type(exc).__name__}: {str(exc)[:200]}"
+        for model in list(self._turns) if broken else [name]:
+            session = self._models[model].session
+            outcomes = session.take()
+            answered = {outcome.chunk for outcome in outcomes}
+            left = [request for request in session.abandon() if request.id not in answered]
+            for request in left:
+                answer(ChunkFailed(request.id, request.job, "internal", message, retryable=True))
+            for outcome in outcomes:
+                answer(outcome)
+        if broken:
             raise EngineBroken(message) from exc
-        self._end()
 
     # --- records ----------------------------------------------------------------------------
 
-    def _announce(self, plan: StepPlan) -> None:
+    def _announce(self, name: str, plan: StepPlan) -> None:
         """Say that a step begins, unless it goes on with what the last one did."""
         record = self._record
         if record is not None:
-            same = record.plan == plan and plan.kind == "decode"
+            same = record.model == name and record.plan == plan and plan.kind == "decode"
             if same and self._clock() - record.began < self._config.step_record_s:
                 return
             self._flush_record()
-        self._record = _Record(plan, self._clock())
-        self._send(StepStarted(plan.kind, self._deadline(plan)))
+        oldest = min(
+            (self._batch_of[chunk].number for chunk in plan.chunks if chunk in self._batch_of), default=0
+        )
+        self._record = _Record(name, plan, oldest, self._clock())
+        self._send(StepStarted(plan.kind, self._deadline(plan), self._size(plan)))
+
+    @staticmethod
+    def _size(plan: StepPlan) -> float:
+        return plan.window_s * len(plan.chunks) if plan.kind == "encode" else 0.0
 
     def _deadline(self, plan: StepPlan) -> float:
-        size = plan.window_s * len(plan.chunks) if plan.kind == "encode" else 0.0
         patience = deadline_factor(min((model.loaded.bits for model in self._models.values()), default=32))
-        return patience * (self._config.deadline_base_s + self._config.deadline_per_window_s * size)
+        return patience * (
+            self._config.deadline_base_s + self._config.deadline_per_window_s * self._size(plan)
+        )
 
     def _count(self, seconds: float) -> None:
         if self._record is not None:
@@ -345,19 +368,23 @@ class Loop:
 
     def _flush_record(self) -> None:
         record, self._record = self._record, None
-        if record is None or self._batch is None:
+        if record is None:
             return
         plan = record.plan
         reading = self._backend.sample(after_step=True)
         self._send(
             protocol.StepDone(
                 kind=plan.kind,
-                batch=self._batch.number,
+                batch=record.batch,
                 seconds=record.seconds,
                 rows=plan.chunks,
                 jobs=plan.jobs,
                 window_s=plan.window_s,
                 sample=reading,
                 steps=record.steps,
+                audio_s=plan.audio_s,
+                padded_s=plan.padded_s,
+                slots=plan.slots,
+                waiting=plan.waiting,
             )
         )

@@ -6,7 +6,9 @@ job ever becomes a path. A source is written
 - ``path:/folder`` - a Whisper folder in MLX's or in transformers' layout,
 - ``hf:org/name`` or ``hf:org/name@revision`` - such a repository, fetched beforehand by :mod:`engine.fetch`,
 - ``ct2:/folder`` - a CTranslate2 Whisper, converted once into the cache,
-- ``package:name`` or ``package:name+name`` - the same, inside installed packages, its parts in this order.
+- ``package:name`` or ``package:name+name`` - the same, inside installed packages, its parts in this order,
+- ``FAMILY:path:/folder`` or ``FAMILY:hf:org/name`` - a model of another family, as ``parakeet`` or ``qwen3_asr``,
+  in mlx-audio's layout: see :mod:`engine.recognizers.families`.
 
 Errors::
 
@@ -29,11 +31,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from engine import weights
+from engine.recognizers import families
 
 CONVERTER_VERSION = 1
 """Raise it when :mod:`engine.weights` writes something else: older conversions are then made anew."""
@@ -78,11 +81,14 @@ class ModelSource:
     """A folder, a repository, or package names joined by ``+``."""
     revision: str | None = None
     """Branch, tag or commit of a repository."""
+    family: str = families.WHISPER
 
     @classmethod
     def parse(cls, text: str) -> ModelSource:
         """:raises BadSource: not one of the forms above."""
         kind, _, rest = text.partition(":")
+        if rest.startswith(("path:", "hf:")) and families.family_named(kind) is not None:
+            return replace(cls.parse(rest), family=kind)
         match kind:
             case "path" | "ct2" if rest.startswith("/"):
                 return cls(kind, rest)
@@ -94,7 +100,8 @@ class ModelSource:
         raise BadSource(f"not a model source: {text!r}")
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.location}" + (f"@{self.revision}" if self.revision else "")
+        family = "" if self.family == families.WHISPER else f"{self.family}:"
+        return f"{family}{self.kind}:{self.location}" + (f"@{self.revision}" if self.revision else "")
 
 
 def repository_folder(cache_dir: Path, source: ModelSource) -> Path:
@@ -131,12 +138,12 @@ class Registry:
         source = self.source(alias)
         match source.kind:
             case "path":
-                return _whisper_folder(Path(source.location))
+                return _model_folder(Path(source.location))
             case "hf":
                 folder = repository_folder(self._cache_dir, source)
                 if not folder.is_dir():
                     raise ModelMissing(f"{source} has not been fetched")
-                return _whisper_folder(folder)
+                return _model_folder(folder)
             case "ct2":
                 folder = Path(source.location)
                 return self._converted([folder / "model.bin"], folder)
@@ -159,7 +166,7 @@ class Registry:
         return target
 
 
-def _whisper_folder(folder: Path) -> Path:
+def _model_folder(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelMissing(f"{folder} holds no config.json")
     return folder

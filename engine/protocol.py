@@ -31,6 +31,16 @@ class DecodeOptions:
     timestamps: bool = True
     max_tokens: int | None = None
     """Upper bound on new tokens; None derives it from the chunk's duration."""
+    words: bool = False
+    """Give each segment its words, with their times."""
+    beam_size: int = 1
+    """Lines that a search at temperature 0 follows; 1 takes the likeliest token each time."""
+    best_of: int = 1
+    """Samples at a temperature above 0, of which the likeliest is taken."""
+    seed: int = 0
+    """Of the draws at a temperature above 0, beside the chunk's own samples."""
+    hot_words: tuple[str, ...] = ()
+    """Names and terms that are likely to be said."""
     min_bits: int = 0
     """Fewest bits of each weight at which it may run."""
 
@@ -79,7 +89,7 @@ class Requantize:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Run these chunks as one batch. Batches are run in order of arrival."""
+    """Run these chunks. They join what runs already; those that came first are begun with first."""
 
     batch: int
     chunks: tuple[ChunkRequest, ...]
@@ -144,6 +154,10 @@ class Shape:
     """Of a number that is computed with: 4, or 2 in half precision."""
     windows_at_once: int
     """Windows in the encoder at the same time at most; 0 for all of a step."""
+    encode_s: float = 64.0
+    """Window seconds of an encoder step at most, where nothing else runs; one window always fits."""
+    encode_beside_s: float = 24.0
+    """The same beside rows that are decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +169,7 @@ class Loaded:
     n_audio_state: int
     """Width of the encoder: what activations scale with."""
     languages: tuple[str, ...]
-    """Codes the model takes; ("en",) for English-only models."""
+    """Codes the model takes; ("en",) for English-only models, none where the language cannot be chosen."""
     can_translate: bool
     shape: Shape
     rungs: tuple[Rung, ...]
@@ -240,8 +254,10 @@ class StepStarted:
     """The MLX thread is about to run a step that must end within deadline_s, or it hangs."""
 
     kind: str
-    """ "load", "encode", "detect", "decode"."""
+    """ "load", "requantize", "encode", "detect", "decode", "align"."""
     deadline_s: float
+    padded_s: float = 0.0
+    """Window seconds that it encodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +266,7 @@ class StepDone:
 
     kind: str
     batch: int
+    """The oldest batch among the rows': those of several run together."""
     seconds: float
     rows: tuple[str, ...]
     """Chunk ids."""
@@ -260,6 +277,14 @@ class StepDone:
     sample: Sample
     steps: int = 1
     """Decode steps over the same rows are recorded together; *seconds* is their sum."""
+    audio_s: float = 0.0
+    """Seconds of audio in the rows."""
+    padded_s: float = 0.0
+    """Seconds that their windows hold: what is more than *audio_s* is padding."""
+    slots: int = 0
+    """Rows that the session may run at once; 0 where that is not told."""
+    waiting: int = 0
+    """Rows that wait for a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +297,26 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a segment, with the punctuation beside it; seconds as there, and within the segment."""
+
+    start: float
+    end: float
+    text: str
+    """With the blank before it: joined, they are the segment's text."""
+    probability: float | None
+    """Mean probability of its tokens, 0 to 1; None where the model does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Seconds are relative to the chunk's first sample, 0 <= start <= end <= duration."""
 
     start: float
     end: float
     text: str
+    words: tuple[Word, ...] = ()
+    """In order, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +326,11 @@ class ChunkDone:
     text: str
     segments: tuple[Segment, ...]
     language: str
-    avg_logprob: float
-    no_speech_prob: float
+    """ISO 639 code; empty where the model does not tell."""
+    avg_logprob: float | None
+    """Mean log-probability of the tokens; None where the model does not tell."""
+    no_speech_prob: float | None
+    """None where the model does not tell."""
     compression_ratio: float
     temperature: float
     tokens: int

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest
 
 Outcome = ChunkDone | ChunkFailed
-Kind = Literal["encode", "detect", "decode"]
+Kind = Literal["encode", "detect", "decode", "align"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,28 @@ class StepPlan:
     jobs: tuple[str, ...]
     window_s: float
     """Longest window among the rows."""
+    audio_s: float = 0.0
+    """Seconds of audio in the rows."""
+    padded_s: float = 0.0
+    """Seconds that their windows hold, padding included."""
+    slots: int = 0
+    """Slots that the session may fill."""
+    waiting: int = 0
+    """Rows that wait for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How encoder and decoder share a session's steps. None of it changes what a row gives."""
+
+    slots: int = 32
+    """Rows that may hold features and caches at once; others wait."""
+    encode_s: float = 64.0
+    """Window seconds of an encoder step while no row is decoded: bounds how long a cancellation waits."""
+    encode_beside_s: float = 24.0
+    """The same while rows are decoded: bounds how long they are held up. One window always fits."""
+    decode_steps: int = 4
+    """Decoder steps that running rows get between two encoder steps."""
 
 
 class Session(Protocol):

@@ -36,12 +36,29 @@ def srt(segments: Iterable[Segment]) -> str:
 
 
 def vtt(segments: Iterable[Segment]) -> str:
-    """WebVTT (W3C): ``HH:MM:SS.mmm``; ``&``, ``<`` and ``>`` are written as character references."""
+    """WebVTT (W3C): ``HH:MM:SS.mmm``; ``&``, ``<`` and ``>`` are written as character references.
+
+    Where a segment has words, each but the first has its time before it, within the cue.
+    """
     cues = (
-        f"{timestamp(s.start, '.')} --> {timestamp(s.end, '.')}\n{_escape(_one_cue(s.text))}\n\n"
+        f"{timestamp(s.start, '.')} --> {timestamp(s.end, '.')}\n{_timed_words(s)}\n\n"
         for s in _spoken(segments)
     )
     return "WEBVTT\n\n" + "".join(cues)
+
+
+def _timed_words(segment: Segment) -> str:
+    """The text of a cue. A time within it must be later than the cue's start and the one before (W3C, 4.2.2)."""
+    if not segment.words:
+        return _escape(_one_cue(segment.text))
+    written, last = "", round(segment.start * 1000)
+    for word in segment.words:
+        blank = " " if written and word.text[:1].isspace() else ""
+        now = round(word.start * 1000)
+        mark = f"<{timestamp(word.start, '.')}>" if written and last < now < round(segment.end * 1000) else ""
+        last = now if mark else last
+        written += blank + mark + _escape(_one_cue(word.text))
+    return written
 
 
 def timestamp(seconds: float, point: str) -> str:

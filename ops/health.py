@@ -114,7 +114,8 @@ def _state(worker: WorkerHealth) -> str:
     from rich.markup import escape
 
     if worker.working:
-        return "[green]ready[/]"
+        warnings = "; ".join(str(one) for one in worker.fields.get("warnings", ()))
+        return "[green]ready[/]" + (f" [yellow]{escape(warnings)}[/]" if warnings else "")
     if worker.ready:
         return f"[red]stuck for {worker.progress_s:.0f} s[/]"
     return f"[yellow]not ready[/]: {escape('; '.join(worker.reasons) or 'no reason given')}"

@@ -67,7 +67,9 @@ class Settings(BaseSettings):
         default_factory=lambda: dict(DEFAULT_MODELS),
         description=(
             "Alias to source: `path:/folder`, `hf:org/name[@revision]`, `ct2:/folder` or "
-            "`package:name[+name]`. Added to the two built-in aliases; an empty source removes one. "
+            "`package:name[+name]`; another recognizer than Whisper is `FAMILY:path:/folder` or "
+            "`FAMILY:hf:org/name`, as `parakeet` or `qwen3_asr`. Added to the two built-in aliases; "
+            "an empty source removes one. "
             "In the environment, a JSON object."
         ),
     )
@@ -77,6 +79,41 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that the worker logs. No level logs secrets, audio or transcripts."
+    )
+    log_format: Literal["auto", "json", "line"] = Field(
+        "auto",
+        description="`json`, an object a line; `line`, for reading; `auto` is `line` on a terminal, else `json`.",
+    )
+    log_file: Path | None = Field(
+        None, description="File that the worker logs to, rotated; unset, standard error, not rotated."
+    )
+    log_file_mb: int = Field(
+        10, ge=1, description="Size from which the log file is put aside and begun anew, MiB."
+    )
+    log_file_count: int = Field(5, ge=1, description="Log files put aside that are kept.")
+
+    health_server: bool = Field(
+        True,
+        description="Whether the worker answers `/livez`, `/readyz`, `/metrics` and `/status` over HTTP.",
+    )
+    health_host: str = Field(
+        "127.0.0.1",
+        description="Address that it answers on. It asks nobody who they are: keep it on loopback, or have a firewall.",
+    )
+    health_port: int = Field(
+        8377,
+        ge=0,
+        le=65535,
+        description="Its port; 0 takes a free one. Where it is taken, the worker says so and works without.",
+    )
+    canary: bool | None = Field(
+        None,
+        description=(
+            "Whether a worker measures itself on a clip when it starts; unset, yes, except with `engine_command`."
+        ),
+    )
+    keep_awake: bool = Field(
+        True, description="Whether a Mac is kept from idle sleep while the worker has work (`caffeinate -i`)."
     )
 
     worker_name: Name | None = Field(
@@ -128,18 +165,67 @@ class Settings(BaseSettings):
         ("http", "https"), description="Schemes of the URLs that a worker may fetch, separated by commas."
     )
     url_private_hosts: bool = Field(
-        True,
+        False,
         description="Whether a worker may fetch from loopback, link-local and private addresses.",
     )
+    input_roots: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (),
+        description=(
+            "Folders under which a worker reads files that jobs name, with commas between; `/` is any file. Unset, any "
+            "file where `redis_url` is this machine's (loopback or a socket), and none where it is another's."
+        ),
+    )
 
-    batch_items: int = Field(16, ge=1, le=256, description="Chunks (30 s or less) in one batch at most.")
+    webhook_secret: SecretStr | None = Field(
+        None,
+        description=(
+            "Signs webhooks: `whsec_` and the base64 of 24 random bytes or more. A worker without it sends none."
+        ),
+    )
+    webhook_schemes: Annotated[tuple[Scheme, ...], NoDecode] = Field(
+        ("https",), description="Schemes of the URLs that webhooks may go to: `https`, `http`."
+    )
+    webhook_private_hosts: bool = Field(
+        False, description="Whether webhooks may go to loopback, link-local and private addresses."
+    )
+    webhook_tries: int = Field(
+        12, ge=1, le=100, description="Tries to deliver a webhook before it is given up."
+    )
+    webhook_timeout_s: float = Field(10, gt=0, le=300, description="Seconds that one try may take.")
+    webhook_backoff_s: float = Field(
+        5, gt=0, description="Seconds before the second try; the pause doubles up to an hour."
+    )
+
+    rq_queues: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Queues of RQ whose jobs a worker takes too, the first one first, with commas between.",
+    )
+    rq_redis_url: SecretStr | None = Field(
+        None, description="The server of those queues; unset, `redis_url`. A password is never shown."
+    )
+    rq_pickle: bool = Field(
+        False,
+        description=(
+            "Whether jobs of RQ may come as pickles, RQ's own default. Loading one runs whatever its author chose: "
+            "only where everybody who can write to that server is trusted."
+        ),
+    )
+
+    batch_items: int = Field(
+        16, ge=1, le=256, description="Chunks (30 s or less) in the engine at once at most."
+    )
     batch_audio_s: float | None = Field(
         None,
         gt=0,
-        description="Padded seconds of audio in one batch at most; unset, derived from the memory budget.",
+        description="Padded seconds of audio in the engine at once at most; unset, derived from the memory budget.",
     )
     batch_chunks_per_job: int = Field(
-        8, ge=1, description="Chunks of one job in a batch at most while others wait."
+        8, ge=1, description="Chunks of one job in the engine at once at most while others wait."
+    )
+    encode_beside_s: float = Field(
+        24.0,
+        gt=0,
+        description="Padded seconds of audio encoded in one go while other chunks are decoded, which wait meanwhile.",
     )
 
     memory_budget_mb: int | None = Field(
@@ -223,9 +309,11 @@ class Settings(BaseSettings):
         True, description="Whether the text of a job is published while it is being decoded."
     )
 
-    @field_validator("redis_url")
+    @field_validator("redis_url", "rq_redis_url")
     @classmethod
-    def _is_a_server(cls, given: SecretStr) -> SecretStr:
+    def _is_a_server(cls, given: SecretStr | None) -> SecretStr | None:
+        if given is None:
+            return None
         try:
             parts = urlsplit(given.get_secret_value())
             known = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0
@@ -236,7 +324,24 @@ class Settings(BaseSettings):
             raise ValueError("it is not of the form redis://user:password@host:6379/0") from None
         return given
 
-    @field_validator("serve", "url_schemes", mode="before")
+    @field_validator("webhook_secret")
+    @classmethod
+    def _is_a_key(cls, given: SecretStr | None) -> SecretStr | None:
+        from queueing.webhook import key_of
+
+        if given is not None:
+            key_of(given.get_secret_value())
+        return given
+
+    @field_validator("input_roots")
+    @classmethod
+    def _are_absolute(cls, given: tuple[Path, ...]) -> tuple[Path, ...]:
+        roots = tuple(root.expanduser() for root in given)
+        if not all(root.is_absolute() for root in roots):
+            raise ValueError("each folder must be an absolute path")
+        return roots
+
+    @field_validator("serve", "url_schemes", "webhook_schemes", "input_roots", "rq_queues", mode="before")
     @classmethod
     def _split(cls, given: object) -> object:
         return (

@@ -112,6 +112,8 @@ def environment(url: str, model: str, folder: Path, settings: Mapping[str, str])
         "DECIBATCH_QUEUE": QUEUE,
         "DECIBATCH_MODEL": model,
         "DECIBATCH_SPOOL_DIR": str(folder / "spool"),
+        "DECIBATCH_HEALTH_SERVER": "false",
+        "DECIBATCH_CANARY": "false",
         **settings,
     }
 

@@ -6,12 +6,11 @@ module imports neither redis nor pydantic: making a client does.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,6 +166,13 @@ class Client:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        carry_context: bool = False,
+        words: bool = False,
+        beam_size: int = 1,
+        best_of: int = 1,
+        seed: int = 0,
+        hot_words: Sequence[str] = (),
+        fallback: bool = True,
         min_bits: int = 4,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
@@ -175,6 +181,7 @@ class Client:
         max_attempts: int = 3,
         result_ttl_s: int = 86_400,
         job_id: str | None = None,
+        webhook: str | None = None,
     ) -> JobHandle:
         """Enqueue one job; returns its id, as a string that also says whether it ``existed``.
 
@@ -192,6 +199,14 @@ class Client:
             timestamps: Whether to return segments with times.
             temperature: Where decoding starts, 0 to 1.
             max_tokens: Upper bound for each chunk of at most 30 s.
+            carry_context: Give each chunk the text before it: names are then spelled alike, but the chunks of
+                the job run one after another.
+            words: Whether segments have their words, with times.
+            beam_size: Lines that the search at temperature 0 follows; Whisper only.
+            best_of: Samples at temperatures above 0, of which the likeliest is taken; Whisper only.
+            seed: Of those samples.
+            hot_words: Names and terms that are likely to be said.
+            fallback: Whether what looks wrong is tried again at higher temperatures.
             min_bits: Fewest bits of each weight (4, 8 or 16) at which the job may run: workers short of memory
                 quantize their models. Every result says at how many it ran.
             idempotency_key: The same key (of a tenant) with the same work gives the same job for as long
@@ -202,6 +217,7 @@ class Client:
             max_attempts: Attempts that may end in a retryable error.
             result_ttl_s: Seconds for which the outcome is kept.
             job_id: An id of your own: 8 to 64 letters, digits, ``_`` or ``-``.
+            webhook: An http(s) URL that a worker posts the end to, signed; see docs/web-apps.md.
 
         Raises:
             InvalidJob: an argument breaks the contract; nothing was written.
@@ -221,6 +237,13 @@ class Client:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            carry_context=carry_context,
+            words=words,
+            beam_size=beam_size,
+            best_of=best_of,
+            seed=seed,
+            hot_words=hot_words,
+            fallback=fallback,
             min_bits=min_bits,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
@@ -229,6 +252,7 @@ class Client:
             max_attempts=max_attempts,
             result_ttl_s=result_ttl_s,
             job_id=job_id,
+            webhook=webhook,
         )
         return self._run(self._core.submit(submission))
 
@@ -252,6 +276,13 @@ class Client:
     def cancel(self, job_id: str) -> State:
         """Cancel a job that has not ended; returns the state it has now. Raises UnknownJob."""
         return self._run(self._core.cancel(job_id))
+
+    def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:
+        """Wait for the end of a job, whatever it is, and return the job as it then stands.
+
+        Raises ResultTimeout and UnknownJob as ``result`` does.
+        """
+        return self._run(self._core.wait(job_id, timeout))
 
     def result(self, job_id: str, timeout: float | None = None) -> Result:
         """Wait for the end of a job and return its result.
@@ -472,6 +503,13 @@ class AsyncClient:
         timestamps: bool = True,
         temperature: float = 0.0,
         max_tokens: int | None = None,
+        carry_context: bool = False,
+        words: bool = False,
+        beam_size: int = 1,
+        best_of: int = 1,
+        seed: int = 0,
+        hot_words: Sequence[str] = (),
+        fallback: bool = True,
         min_bits: int = 4,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
@@ -480,6 +518,7 @@ class AsyncClient:
         max_attempts: int = 3,
         result_ttl_s: int = 86_400,
         job_id: str | None = None,
+        webhook: str | None = None,
     ) -> JobHandle:
         """Enqueue one job; see :meth:`Client.submit`."""
         from queueing.flows import Submission
@@ -495,6 +534,13 @@ class AsyncClient:
             timestamps=timestamps,
             temperature=temperature,
             max_tokens=max_tokens,
+            carry_context=carry_context,
+            words=words,
+            beam_size=beam_size,
+            best_of=best_of,
+            seed=seed,
+            hot_words=hot_words,
+            fallback=fallback,
             min_bits=min_bits,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
@@ -503,6 +549,7 @@ class AsyncClient:
             max_attempts=max_attempts,
             result_ttl_s=result_ttl_s,
             job_id=job_id,
+            webhook=webhook,
         )
         return await self._run(self._core.submit(submission))
 
@@ -519,6 +566,10 @@ class AsyncClient:
     async def cancel(self, job_id: str) -> State:
         """Cancel a job that has not ended; returns the state it has now. Raises UnknownJob."""
         return await self._run(self._core.cancel(job_id))
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:  # noqa: ASYNC109
+        """Wait for the end of a job, whatever it is; see :meth:`Client.wait`."""
+        return await self._run(self._core.wait(job_id, timeout))
 
     async def result(self, job_id: str, timeout: float | None = None) -> Result:  # noqa: ASYNC109
         """Wait for the end of a job and return its result; see :meth:`Client.result`."""
@@ -583,6 +634,8 @@ class AsyncClient:
         if _cancellations() > asked:
             # Below Python 3.12 asyncio.wait_for, by which redis-py sends, can swallow a cancellation that comes
             # in the same moment as what it waits for. Whoever asked for it must not wait for our next one.
+            import asyncio
+
             raise asyncio.CancelledError
         return advance(flow, answer, error)
 
@@ -595,7 +648,10 @@ class AsyncClient:
         answer: Any = None
         match effect:
             case flows.Pause(seconds):
-                await asyncio.sleep(seconds)
+                # Imported by whoever runs a loop; a thread's client does without its 50 modules.
+                from asyncio import sleep
+
+                await sleep(seconds)
             case flows.Listen(channel, final):
                 await ears.listen(channel, final=final)
             case flows.Wait(seconds):
@@ -654,6 +710,8 @@ class AsyncClient:
 
 def _cancellations() -> int:
     """How often the running task was asked to end, those that time-outs have taken back aside."""
+    import asyncio
+
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 

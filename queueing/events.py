@@ -11,6 +11,15 @@ FINAL = frozenset({"done", "failed", "cancelled", "expired", "dead"})
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """``done`` of ``total`` chunks in a stage: ``media`` (fetched, decoded and cut; total 0) or ``engine``."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One thing that happened to a job.
 
@@ -27,6 +36,19 @@ class Event:
     id: str = ""
     """Position in the job's stream, for ``events(after=...)``; empty where the event was made up because
     the real one is not there (the job never started, or ended more than a minute ago)."""
+
+    @property
+    def text(self) -> str | None:
+        """Of a ``partial`` event: what one chunk of the recording holds so far, as far as it is decoded."""
+        return str(self.data.get("text", "")) if self.type == "partial" else None
+
+    @property
+    def progress(self) -> Progress | None:
+        """Of a ``progress`` event: how far the job is."""
+        if self.type != "progress":
+            return None
+        done, total = (_whole(self.data.get(name)) for name in ("done", "total"))
+        return Progress(str(self.data.get("stage", "")), done, total)
 
     @property
     def final(self) -> bool:
@@ -48,6 +70,10 @@ def decode_event(entry: Any, fields: dict[Any, Any]) -> Event:
         data=data if isinstance(data, dict) else {},
         id=_text(entry),
     )
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _text(value: Any) -> str:

@@ -36,7 +36,16 @@ from queueing.errors import (
     UnknownJob,
 )
 from queueing.events import Event, decode_event
-from queueing.job import DEFAULT_TENANT, ErrorInfo, Job, Lane, Result, State, job_from_fields, new_job_id
+from queueing.job import (
+    DEFAULT_TENANT,
+    ErrorInfo,
+    Job,
+    Lane,
+    Result,
+    State,
+    job_from_fields,
+    new_job_id,
+)
 from queueing.protocol import Admission, JobStatus, Queue, Submitted
 from queueing.scripts import Call
 
@@ -181,6 +190,13 @@ class Submission:
     timestamps: bool = True
     temperature: float = 0.0
     max_tokens: int | None = None
+    carry_context: bool = False
+    words: bool = False
+    beam_size: int = 1
+    best_of: int = 1
+    seed: int = 0
+    hot_words: Sequence[str] = ()
+    fallback: bool = True
     min_bits: int = 4
     idempotency_key: str | None = None
     deadline_s: float | None = None
@@ -189,6 +205,7 @@ class Submission:
     max_attempts: int = 3
     result_ttl_s: int = 86_400
     job_id: str | None = None
+    webhook: str | None = None
 
     @property
     def relative(self) -> bool:
@@ -281,6 +298,7 @@ class Core:
         job = job_from_fields(
             {
                 "kind": s.kind,
+                "webhook": s.webhook,
                 "id": new_job_id() if s.job_id is None else str(s.job_id),
                 "model": self.model if s.model is None else s.model,
                 "lane": s.lane,
@@ -296,6 +314,13 @@ class Core:
                     "timestamps": s.timestamps,
                     "temperature": s.temperature,
                     "max_tokens": s.max_tokens,
+                    "carry_context": s.carry_context,
+                    "words": s.words,
+                    "beam_size": s.beam_size,
+                    "best_of": s.best_of,
+                    "seed": s.seed,
+                    "hot_words": list(s.hot_words),
+                    "fallback": s.fallback,
                     "min_bits": s.min_bits,
                 },
             }
@@ -377,6 +402,15 @@ class Core:
         return state
 
     def result(self, job_id: str, timeout: float | None) -> Flow[Result]:
+        end = yield from self._end(job_id, timeout)
+        return outcome_of(end) if isinstance(end, JobStatus) else outcome(str(job_id), *end)
+
+    def wait(self, job_id: str, timeout: float | None) -> Flow[JobStatus]:
+        end = yield from self._end(job_id, timeout)
+        return end if isinstance(end, JobStatus) else (yield from self.status(job_id))
+
+    def _end(self, job_id: str, timeout: float | None) -> Flow[JobStatus | tuple[State, bytes]]:
+        """The end of a job: as the bell told it, where the outcome is small, else as it is read."""
         check_id(job_id)
         until = None if timeout is None else self.clock() + timeout
         status = None
@@ -392,9 +426,9 @@ class Core:
             said: bytes = yield Wait(self._nap(status, until))
             state, _, body = said.partition(b" ")
             if body:
-                return outcome(str(job_id), State(state.decode()), body)
+                return State(state.decode()), body
             status = yield from self.status(job_id)
-        return outcome_of(status)
+        return status
 
     def _just_submitted(self, job_id: str) -> bool:
         """So lately that nobody can have done it: to ask for its state before listening would be a wasted question."""

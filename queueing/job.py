@@ -11,15 +11,20 @@ import json
 import secrets
 import time
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from queueing.errors import InvalidJob
 
-WIRE_VERSION = 1
-"""Raised when a job needs a worker that knows more than the last one did. A worker that takes a job
-of a newer version hands it back untouched, for a newer worker to take."""
+WIRE_VERSION = 2
+"""What this version understands. Raised when a job needs a worker that knows more than the last one did. A worker
+that takes a job of a newer version hands it back untouched, for a newer worker to take. A job bears the least version
+that knows all it asks for, so that older workers go on serving what they can. 2 added hooks (who is told the end) and
+the options from ``carry_context`` on."""
+
+FIRST_VERSION = 1
+HOOK_VERSION = 2
 
 DEFAULT_TENANT = "default"
 
@@ -27,6 +32,10 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,
 """A part of a Redis key: no colon, no brace, nothing a shell or a glob would read."""
 
 JobId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+
+
+WebhookUrl = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", max_length=2048)]
+"""ASCII without spaces; whether it may be reached is the worker's to decide."""
 
 
 class Lane(StrEnum):
@@ -88,6 +97,12 @@ class InlineInput(Wire):
 Input = Annotated[PathInput | UrlInput | InlineInput, Field(discriminator="type")]
 
 
+HotWord = Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
+
+_SINCE_2 = ("min_bits", "carry_context", "words", "beam_size", "best_of", "seed", "hot_words", "fallback")
+"""Options that workers of version 1 do not know."""
+
+
 class SpeechOptions(Wire):
     """Options of the kinds that turn speech into text."""
 
@@ -100,14 +115,30 @@ class SpeechOptions(Wire):
     """Where decoding starts; rows that look wrong climb from here in steps of 0.2."""
     max_tokens: Annotated[int, Field(ge=1, le=448)] | None = None
     """Upper bound on the tokens of one chunk (<= 30 s)."""
+    # From here on, version 2.
     min_bits: Literal[4, 8, 16] = 4
     """Fewest bits of each weight that the job accepts: under memory pressure workers move models to fewer."""
+    carry_context: bool = False
+    """Give each chunk the text before it as context. The chunks of the job then run one after another."""
+    words: bool = False
+    """Give the words of each segment, with their times."""
+    beam_size: Annotated[int, Field(ge=1, le=16)] = 1
+    """Lines that a search at temperature 0 follows; 1 takes the likeliest token each time."""
+    best_of: Annotated[int, Field(ge=1, le=16)] = 1
+    """Samples at a temperature above 0, of which the likeliest is taken."""
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    """Of the draws at a temperature above 0: the same job with the same seed gives the same text."""
+    hot_words: Annotated[tuple[HotWord, ...], Field(max_length=64)] = ()
+    """Names and terms that are likely to be said."""
+    fallback: bool = True
+    """Whether rows that look wrong are tried again at higher temperatures."""
 
 
 class JobBase(Wire):
     """What every kind of job carries."""
 
-    v: Annotated[int, Field(ge=1)] = WIRE_VERSION
+    v: Annotated[int, Field(ge=1)] = FIRST_VERSION
+    """Least wire version of a worker that may run the job."""
     id: JobId
     model: Name
     lane: Lane = Lane.NORMAL
@@ -121,20 +152,31 @@ class JobBase(Wire):
     """Unix milliseconds before which the job must not start."""
     result_ttl_s: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Seconds for which the outcome is kept after the end."""
+    webhook: WebhookUrl | None = None
+    """Told the end by a signed POST."""
+    options: SpeechOptions = SpeechOptions()
+
+    @model_validator(mode="after")
+    def _bear_the_least_version(self) -> Self:
+        """Whatever a job claims, workers that do not know its options must not take it."""
+        asked = self.options.model_dump(exclude_defaults=True)
+        newer = self.webhook is not None or any(option in asked for option in _SINCE_2)
+        least = 2 if newer else FIRST_VERSION
+        # The model is frozen for everybody else.
+        object.__setattr__(self, "v", max(self.v, least))
+        return self
 
 
 class TranscribeJob(JobBase):
     """Speech to text in the language spoken."""
 
     kind: Literal["transcribe"] = "transcribe"
-    options: SpeechOptions = SpeechOptions()
 
 
 class TranslateJob(JobBase):
     """Speech to English text."""
 
     kind: Literal["translate"] = "translate"
-    options: SpeechOptions = SpeechOptions()
 
 
 Job = TranscribeJob | TranslateJob
@@ -152,12 +194,25 @@ class Answer(Wire):
     model_config = ConfigDict(extra="ignore")
 
 
+class Word(Answer):
+    """Seconds as in its segment, and within it."""
+
+    start: float
+    end: float
+    text: str
+    """With the blank before it, if there is one: joined, the words are the segment's text."""
+    probability: float | None = None
+    """0 to 1, where the model tells."""
+
+
 class Segment(Answer):
     """Seconds from the beginning of the recording, 0 <= start <= end <= duration_s."""
 
     start: float
     end: float
     text: str
+    words: tuple[Word, ...] | None = None
+    """Where they were asked for."""
 
 
 class Timings(Answer):

@@ -112,6 +112,25 @@ class Keys:
         """Sorted set: ids of dead jobs by the Unix millisecond of their end."""
         return f"{self.root}:dead"
 
+    def hooks(self, kind: str) -> str:
+        """Sorted set: ids of jobs whose end the ``http`` or ``rq`` hook must be told, by when (Unix milliseconds)."""
+        return f"{self.root}:hooks:{kind}"
+
+    @property
+    def undelivered(self) -> str:
+        """Sorted set, capped: ids of jobs whose end nobody took, by the Unix millisecond at which it was given up."""
+        return f"{self.root}:undelivered"
+
+    @property
+    def bridged(self) -> str:
+        """Sorted set: ids of unfinished jobs that came from RQ, by the Unix millisecond of their submission."""
+        return f"{self.root}:bridged"
+
+    @property
+    def bridge_lock(self) -> str:
+        """String, expiring: the worker that looks after the jobs in ``bridged``. No consumer can have that name."""
+        return self.lock("~bridge")
+
     @property
     def workers(self) -> str:
         """Set: consumer names of workers seen."""

@@ -97,12 +97,71 @@ class JobStatus:
     """Failures of earlier attempts, oldest first; forgotten once the job is done."""
     crashes: int = 0
     """Of the engine, while the job ran alone."""
+    hook_state: str | None = None
+    """Whether somebody who asked to be told the end has been: ``pending``, ``sent`` or ``dead``."""
+    hook_error: str | None = None
+
+
+HookKind = Literal["http", "rq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a job, to be told to whoever asked for it. ``seq`` is the fence."""
+
+    job_id: str
+    seq: int
+    tries: int
+    """Times it has been handed out, this one included."""
+    state: State
+    payload: bytes
+    hook_to: str
+    result: bytes
+    """JSON of a Result; empty where there is none."""
+    error: bytes
+    created_ms: int
+    finished_ms: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     held: bool
     orphans: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """What is in one lane of a queue, over all models."""
+
+    lane: str
+    waiting: int
+    """Ids that were cancelled while they waited count until a worker passes over them."""
+    running: int
+    """Taken and not settled."""
+    oldest_s: float
+    """Age of the job that has waited longest, since its submission; 0 where none waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What a queue holds at one moment."""
+
+    lanes: tuple[LaneDepth, ...]
+    waiting: int
+    """Over all lanes, delayed jobs included: what admission counts."""
+    delayed: int
+    """Until their time, or the next attempt."""
+    dead: int
+
+
+def _depth(reply: Any) -> Depth:
+    delayed, dead, waiting, *rest = reply
+    lanes = tuple(
+        LaneDepth(text(lane), int(waits), int(running), max(0, int(oldest)) / 1000)
+        for lane, waits, running, oldest in zip(*(iter(rest),) * 4, strict=True)
+    )
+    return Depth(lanes, max(0, int(waiting)), int(delayed), int(dead))
 
 
 def _taken(reply: Any) -> Taken:
@@ -167,6 +226,8 @@ def _status(job_id: str, reply: Any) -> JobStatus | None:
         else None,
         notes=tuple(Note.model_validate_json(line) for line in text(fields.get("notes", "")).splitlines()),
         crashes=number("crashes") or 0,
+        hook_state=text(fields["hook_state"]) if "hook_state" in fields else None,
+        hook_error=text(fields["hook_error"]) if "hook_error" in fields else None,
     )
 
 
@@ -196,9 +257,16 @@ class Queue:
     # --- for those who enqueue ---
 
     def submit(
-        self, job: Job, *, idempotency_key: str = "", data: bytes | None = None, admission: Admission
+        self,
+        job: Job,
+        *,
+        idempotency_key: str = "",
+        data: bytes | None = None,
+        admission: Admission,
+        bridged_from: str | None = None,
     ) -> Call[Submitted]:
-        """Admit a job once; ``data`` are the bytes of an inline input."""
+        """Admit a job once; ``data``: the bytes of an inline input; ``bridged_from``: the job of RQ that it is for."""
+        hook = "http" if job.webhook is not None else "" if bridged_from is None else "rq"
         args: tuple[Any, ...] = (
             job.id,
             encode_job(job),
@@ -213,6 +281,8 @@ class Queue:
             idempotency_key,
             admission.max_waiting,
             admission.max_inline_bytes,
+            hook,
+            bridged_from or "",
         )
         if data is not None:
             args = (*args, data)
@@ -224,6 +294,10 @@ class Queue:
     def cancel(self, job_id: str) -> Call[State | None]:
         """The state that the job has now, or None for no such job."""
         return self._call("cancel", (job_id,), lambda reply: State(text(reply)) if reply else None)
+
+    def depth(self) -> Call[Depth]:
+        """What waits in each lane, and since when. Changes nothing."""
+        return self._call("depth", (), _depth)
 
     # --- for workers ---
 
@@ -277,6 +351,31 @@ class Queue:
         args = (d.job_id, d.stream, d.entry, d.attempt, outcome, body, delay_ms, *flags, note)
         return self._call("settle", args, text)
 
+    # --- telling the end ---
+
+    def hook_take(self, kind: HookKind, n: int, hold_ms: int) -> Call[tuple[Ended, ...]]:
+        """Up to n ends to tell; each is ours for so long."""
+        return self._call(
+            "hook_take", (kind, n, hold_ms), lambda reply: tuple(_ended(item) for item in reply)
+        )
+
+    def hook_end(
+        self,
+        kind: HookKind,
+        ended: Ended,
+        outcome: Literal["sent", "retry", "dead"],
+        *,
+        delay_ms: int = 0,
+        note: str = "",
+    ) -> Call[str]:
+        """Say what became of telling an end: "ok", "gone" or "stale"."""
+        args = (kind, ended.job_id, ended.seq, outcome, delay_ms, note)
+        return self._call("hook_end", args, text)
+
+    def hook_again(self, job_id: str) -> Call[str]:
+        """Tell an end again that nobody took: "again", "" for no such job, or the state of its hook."""
+        return self._call("hook_again", (job_id,), text)
+
     # --- the dead list ---
 
     def revive(self, job_id: str) -> Call[str]:
@@ -328,6 +427,27 @@ def _submitted(reply: Any) -> Submitted:
 
 def _swept(reply: Any) -> Swept:
     return Swept(more=int(reply[0]) == 1, requeued=tuple(text(job_id) for job_id in reply[1:]))
+
+
+def _ended(item: Sequence[Any]) -> Ended:
+    job_id, seq, tries, state, payload, hook_to, result, error, created, finished, attempt = item
+    return Ended(
+        job_id=text(job_id),
+        seq=int(seq),
+        tries=int(tries),
+        state=State(text(state)),
+        payload=_raw(payload),
+        hook_to=text(hook_to),
+        result=_raw(result),
+        error=_raw(error),
+        created_ms=int(created),
+        finished_ms=int(finished),
+        attempt=int(attempt),
+    )
+
+
+def _raw(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def _beat(reply: Any) -> Beat:

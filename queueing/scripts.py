@@ -2,15 +2,19 @@
 
 Nothing here talks to a server. The clients and the worker run a :class:`Call` over whatever
 connection they have (:func:`run`, :func:`arun`), so that one core serves sync and async.
+
+``python -m queueing.scripts FOLDER`` writes the scripts out, complete, for clients in other languages.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 T = TypeVar("T")
@@ -106,3 +110,25 @@ async def _answer(redis: Any, call: Call[Any], reply: Any) -> Any:
         return reply if isinstance(reply, Exception) else call.parse(reply)
     except Exception as exc:
         return exc
+
+
+FOR_CLIENTS = ("submit", "status", "cancel")
+"""What one who enqueues needs; the other scripts are for workers and operators."""
+
+
+def write_out(folder: Path) -> list[Path]:
+    """Write each script for clients, complete, to ``folder``; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name in FOR_CLIENTS:
+        path = folder / f"{name}.lua"
+        path.write_text(script(name).source, "utf-8")
+        files.append(path)
+    return files
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m queueing.scripts FOLDER")
+    for written in write_out(Path(sys.argv[1])):
+        print(written)

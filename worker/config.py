@@ -7,8 +7,10 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from worker.assembler import BatchLimits
+from worker.bridge import BridgeConfig
 from worker.governor import LeakLimits, Precision, Thresholds
 from worker.media.types import MediaLimits
+from worker.webhooks import WebhookConfig
 
 MAX_BEAT_S = 2.0
 
@@ -55,6 +57,20 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchConfig:
+    """What a worker looks at besides its work."""
+
+    canary: bool = True
+    """Whether it measures itself on a clip once the models are loaded."""
+    state_dir: Path | None = None
+    """Where the best speed so far is kept; None keeps none, so that every speed is the best."""
+    keep_awake: bool = True
+    """Whether a Mac is kept from sleeping while there is work."""
+    read_every: int = 5
+    """Seconds between two readings of processors and queue."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     redis_url: str
     queue: str
@@ -69,6 +85,7 @@ class WorkerConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
     precision: Precision = field(default_factory=Precision)
     leaks: LeakLimits = field(default_factory=LeakLimits)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     credits: int = 32
     """Deliveries held at most."""
     max_waiting_chunks: int = 512
@@ -83,6 +100,10 @@ class WorkerConfig:
     """A model that no worker has served for so long is unknown, and its jobs fail."""
     max_result_bytes: int = 16 * 1024**2
     """A result larger than this, as JSON, fails the job."""
+    webhooks: WebhookConfig | None = None
+    """How the ends of jobs are told to URLs; None where this worker tells none."""
+    bridge: BridgeConfig | None = None
+    """Queues of RQ whose jobs this worker takes; None for none."""
     step_log: Path | None = None
     """Where to append a JSON line for each step of the engine; never holds text."""
     memory_log: Path | None = None

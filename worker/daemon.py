@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import signal
@@ -32,6 +33,8 @@ from queueing.keys import Keys
 from queueing.protocol import Queue, StreamName, Taken
 from worker import health
 from worker.assembler import WaitingChunk
+from worker.awake import keeper_of
+from worker.bridge import run_bridge
 from worker.config import WorkerConfig
 from worker.control import ControlReader
 from worker.dispatcher import Dispatcher
@@ -47,9 +50,12 @@ from worker.link import Link, LinkDown
 from worker.media.supervisor import MediaSupervisor
 from worker.media.types import MediaError
 from worker.outbox import Outbox
-from worker.settle import Settler
+from worker.outcome import Outcome
+from worker.settle import Settler, decided
 from worker.steplog import StepLog
 from worker.sweep import Sweeper
+from worker.watch import Companion, Watch, build_canary
+from worker.webhooks import Webhooks
 
 log = logging.getLogger("decibatch.worker")
 
@@ -71,8 +77,9 @@ def package_version() -> str:
 class Daemon:
     """One worker: :meth:`run` returns its exit status."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, companion: Companion | None = None) -> None:
         self._config = config
+        self._companion = companion
         self._queue = Queue(Keys(config.queue))
         self._version = package_version()
         self._link = Link(config.redis_url, pause_cap_s=config.lease.reconnect_s)
@@ -84,11 +91,14 @@ class Daemon:
             allowed=config.precision,
             leak_limits=config.leaks,
         )
+        awake = keeper_of(config.watch.keep_awake)
+        self._watch = Watch(config.watch, awake, witnesses=(companion,) if companion is not None else ())
         self._governing = Governing(
             self._governor,
             self._keeper,
             on_change=self._note_memory,
             hand_back=lambda: self._hand_back(only_unstarted=True),
+            on_level=self._watch.level_changed,
             memory_log=config.memory_log,
         )
         self._settler = Settler(
@@ -128,6 +138,7 @@ class Daemon:
         """Work until told to stop. 0 after an orderly stop, 1 where the consumer name was lost to somebody else."""
         self._listen_to_signals()
         keep_link = asyncio.create_task(self._link.keep(), name="link")
+        attending = asyncio.create_task(self._attend(), name="companion")
         try:
             if not await self._adopt_name():
                 return 0
@@ -135,12 +146,19 @@ class Daemon:
             await self._work()
         finally:
             await self._tear_down()
-            keep_link.cancel()
-            await asyncio.gather(keep_link, return_exceptions=True)
+            await cancel_all([keep_link, attending])
             await self._link.close()
             self._steplog.close()
             self._governing.close()
         return 1 if self._name_lost else 0
+
+    async def _attend(self) -> None:
+        """Whoever watches from outside, from before Redis is there until after it was left."""
+        if self._companion is not None:
+            try:
+                await self._companion.run(self)
+            except Exception:
+                log.exception("the companion failed")
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -192,7 +210,9 @@ class Daemon:
             max_result_bytes=config.max_result_bytes,
             on_settled=self._note_settled,
             on_deadline=self._note_deadline,
+            on_outcome=self._note_outcome,
         )
+        self._watch.canary = build_canary(config, spool, self._dispatcher.offer)
         self._leases = Leases(
             self._link,
             self._queue,
@@ -240,7 +260,21 @@ class Daemon:
                         name="memory",
                     ),
                     group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
+                    group.create_task(self._look_around(), name="watch"),
                 ]
+                if self._config.webhooks is not None:
+                    webhooks = Webhooks(self._link, self._queue, self._config.webhooks)
+                    jobs.append(group.create_task(webhooks.run(), name="webhooks"))
+                if self._config.bridge is not None:
+                    bridging = run_bridge(
+                        self._config.bridge,
+                        queue_url=self._config.redis_url,
+                        queue=self._queue,
+                        name=f"decibatch.{self._queue.keys.name}.{self._me.owner.replace('#', '.')}",
+                        open_at_once=self._config.credits,
+                        may_take=lambda: self._credits_left() > 0,
+                    )
+                    jobs.append(group.create_task(bridging, name="bridge"))
                 engine = group.create_task(self._keeper.run(), name="engine")
                 await self._stop.wait()
                 await self._drain()
@@ -253,6 +287,7 @@ class Daemon:
     async def _begin(self) -> None:
         """Warm the decoders, take up what an earlier life left, then take what is new."""
         await self._warm_media()
+        self._watch.media_ready()
         while True:
             await self._link.wait_up()
             try:
@@ -311,6 +346,7 @@ class Daemon:
 
     async def _tear_down(self) -> None:
         """Whatever happened: no process, no file, no name is left. Each part is safe before its start."""
+        await self._watch.close()
         await self._keeper.stop(timeout_s=0.5)
         await cancel_all([held.task for held in self._ledger if held.task is not None])
         if hasattr(self, "_media"):
@@ -354,28 +390,51 @@ class Daemon:
                 await asyncio.wait_for(self._changed.wait(), self._config.lease.beat_s - MIN_BEAT_S)
             self._changed.clear()
 
+    async def _look_around(self) -> None:
+        await self._watch.run(
+            self._link,
+            self._queue,
+            engine_pid=lambda: self._keeper.pid,
+            working=lambda: len(self._ledger) > 0,
+        )
+
+    def status(self) -> dict[str, object]:
+        """All that is known here: the health, and what is in the queue."""
+        depth = self._watch.depth
+        return {
+            **self.health(),
+            "outages": self._link.outages,
+            "queue": dataclasses.asdict(depth) if depth is not None else None,
+        }
+
     def health(self) -> dict[str, object]:
         """The document that ``decibatch health`` shows."""
+        now = time.monotonic()
         why = health.reasons(
             keeper=self._keeper,
             governor=self._governor,
             link=self._link,
             stopping=self._stop.is_set(),
+            stalled=self._watch.stalled(now),
             unready_after=self._config.engine.unready_after,
-            now=time.monotonic(),
+            now=now,
         )
-        return health.document(
-            identity=self._me,
+        told = health.document(
+            identity=getattr(self, "_me", None),
+            name=self._config.name,
             why=why,
             keeper=self._keeper,
             governor=self._governor,
             governing=self._governing,
             dispatcher=self._dispatcher,
             ledger=self._ledger,
-            media=self._media,
+            media=getattr(self, "_media", None),
+            thresholds=self._config.thresholds,
             settled=self._settler.counts,
             version=self._version,
         )
+        address = self._companion.address if self._companion is not None else ""
+        return {**told, "serves": list(self._config.engine.serve), "http": address, **self._watch.document()}
 
     # --- intake -----------------------------------------------------------------------------------
 
@@ -411,6 +470,11 @@ class Daemon:
         self._intake.credits_back()
         self._dispatcher.poke()
 
+    def _note_outcome(self, held: HeldJob, outcome: Outcome, word: str) -> None:
+        if word == "ok":
+            attempts = held.job.max_attempts if held.job is not None else 1
+            self._watch.settled(held, decided(held.delivery, outcome, attempts))
+
     def _note_cancel(self, job_id: str) -> None:
         held = self._ledger.get(job_id)
         if held is not None:
@@ -429,6 +493,7 @@ class Daemon:
 
     def _note_dispatch(self, batch: tuple[WaitingChunk, ...], now: float) -> None:
         self._governing.dispatched(batch)
+        self._watch.dispatched(batch, now)
         for chunk in batch:
             held = self._ledger.by_chunk(chunk.request.id)
             if held is not None and held.dispatched_at is None:
@@ -440,11 +505,13 @@ class Daemon:
 
     def engine_ready(self) -> None:
         self._changed.set()
+        self._watch.engine_ready(tuple(self._keeper.loaded.values()))
         self._intake.poke()
         self._dispatcher.poke()
 
     def engine_gone(self, exit_: EngineExit) -> None:
         self._changed.set()
+        self._watch.engine_gone(exit_)
         suspects = self._dispatcher.engine_gone()
         self._governing.engine_gone(exit_)
         self._suspect(suspects, describe_exit(exit_))
@@ -461,6 +528,7 @@ class Daemon:
                 held.chunks_done.set_exception(EngineCrashed(reason, alone=len(jobs) == 1))
 
     def engine_event(self, event: Event) -> None:
+        self._watch.engine_event(event, time.monotonic())
         self._handle(event)
         # Last, so that a record of a step bears the level at which it ran, and an answer is known before a plan.
         self._governing.engine_event(event)
@@ -480,7 +548,7 @@ class Daemon:
             case ChunkFailed(code="internal"):
                 # A step that raised says the same of every row, as a death does: the first answer speaks for all.
                 self._suspect(tuple(self._dispatcher.running_jobs), event.message)
-                self._dispatcher.answered(event.chunk)
+                self._dispatcher.step_failed(event.chunk)
             case ChunkFailed():
                 self._dispatcher.answered(event.chunk)
                 self._ledger.chunk_failed(event)
@@ -497,6 +565,7 @@ class Daemon:
     def _publish_partial(self, event: Partial) -> None:
         held = self._ledger.by_chunk(event.chunk)
         if held is not None:
+            held.first_text_at = held.first_text_at or time.monotonic()
             data = {"chunk": held.chunk_ids.index(event.chunk), "text": event.text}
             self._outbox.put(held.delivery, "partial", data)
 
@@ -514,11 +583,14 @@ async def cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
-def run(config: WorkerConfig) -> int:
-    """Run a worker in the foreground until it is told to stop. Returns its exit status."""
+def run(config: WorkerConfig, companion: Companion | None = None) -> int:
+    """Run a worker in the foreground until it is told to stop. Returns its exit status.
+
+    :param companion: watches it from outside, e.g. a health server.
+    """
     status = 1
     try:
-        status = asyncio.run(Daemon(config).run())
+        status = asyncio.run(Daemon(config, companion).run())
     except* MediaError as group:
         log.error("no decoder can be started", extra={"error": str(group.exceptions[0])})
     return status

@@ -1,4 +1,8 @@
-"""Between what is decoded and the engine: holds waiting chunks, sends batches, one at a time."""
+"""Between what is decoded and the engine: holds waiting chunks, and sends them as the engine has room.
+
+Several batches are under way at once. What leaves the engine makes room for what waits, chunk by chunk, so that a
+long file neither keeps short ones waiting nor waits for its own slowest chunk.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from engine.protocol import BatchDone, Cancel, ChunkFailed, Dispatch, StepDone
-from worker.assembler import BatchLimits, WaitingChunk, default_window_s, plan
-from worker.governor import Governor, Row
+from worker.assembler import BatchLimits, WaitingChunk, default_window_s, plan, row_of
+from worker.governor import Governor
 from worker.keeper import EngineKeeper
 
 log = logging.getLogger("decibatch.dispatch")
@@ -23,7 +27,7 @@ PRECISION_WAIT_S = 60.0
 
 
 class Dispatcher:
-    """Owns the waiting chunks and the batch that runs. All methods belong to the event loop's thread."""
+    """Owns the waiting chunks and those in the engine. All methods belong to the event loop's thread."""
 
     def __init__(
         self,
@@ -43,7 +47,10 @@ class Dispatcher:
         self._on_refused = on_refused
         self._waiting: dict[str, WaitingChunk] = {}
         self._running: dict[str, WaitingChunk] = {}
-        self._batch: int | None = None
+        self._batches: set[int] = set()
+        """Sent, and not yet told to be over."""
+        self._in_doubt = False
+        """A step has failed, and the engine has not shown yet that it lives on."""
         self._numbers = itertools.count(1)
         self._changed = asyncio.Event()
         self.batch_sizes: deque[int] = deque(maxlen=1024)
@@ -54,11 +61,12 @@ class Dispatcher:
 
     @property
     def idle(self) -> bool:
-        return self._batch is None
+        """Whether the engine has nothing of ours."""
+        return not self._batches
 
     @property
     def running_jobs(self) -> set[str]:
-        """Jobs with a chunk in the batch that runs."""
+        """Jobs with a chunk in the engine."""
         return {chunk.request.job for chunk in self._running.values()}
 
     def offer(self, chunks: Iterable[WaitingChunk]) -> None:
@@ -69,8 +77,7 @@ class Dispatcher:
     def never_fits(self, chunks: Iterable[WaitingChunk]) -> str | None:
         """Why one of these chunks can never run within the budget; None where all can."""
         for chunk in chunks:
-            row = Row(chunk.window_s, chunk.request.duration_s)
-            why = self._governor.never_fits(chunk.request.model, row)
+            why = self._governor.never_fits(chunk.request.model, row_of(chunk))
             if why is not None:
                 return why
         return None
@@ -89,19 +96,29 @@ class Dispatcher:
         self._changed.set()
 
     def answered(self, chunk_id: str) -> None:
+        if self._running.pop(chunk_id, None) is not None and self._waiting:
+            self.poke()
+
+    def step_failed(self, chunk_id: str) -> None:
+        """A chunk has failed with the step that it was in.
+
+        An engine whose device has broken ends next, and says of no batch that it is over: until one is, nothing is
+        sent, or it would be taken for what broke it.
+        """
         self._running.pop(chunk_id, None)
+        self._in_doubt = True
 
     def batch_done(self, event: BatchDone) -> None:
-        if event.batch == self._batch:
-            self._batch = None
-            self._running.clear()
-            self.poke()
+        self._in_doubt = False
+        self._batches.discard(event.batch)
+        self.poke()
 
     def engine_gone(self) -> tuple[str, ...]:
         """The engine has died. Returns the jobs that were in it."""
         suspects = tuple(self.running_jobs)
         self._running.clear()
-        self._batch = None
+        self._batches.clear()
+        self._in_doubt = False
         return suspects
 
     async def run(self) -> None:
@@ -115,31 +132,32 @@ class Dispatcher:
             again_at = self._decide(time.monotonic())
 
     def _decide(self, now: float) -> float | None:
-        if not self.idle or not self._keeper.ready or not self._waiting:
-            return None
-        max_items = min(self._limits.max_items, self._governor.max_items(idle=True))
-        if max_items < 1:
-            return None
-        waiting = self._runnable(now)
-        # What waits for bits has no event of its own that ends its patience.
-        look_again = now + PRECISION_LOOK_S if self._governor.bits_wanted else None
-        if not waiting:
-            return look_again
-        decision = plan(
-            waiting,
-            now,
-            self._limits,
-            max_items=max_items,
-            max_window_s=self.max_window_s(),
-            more_coming=self._more_coming(),
-            room=self._room,
-        )
-        if decision.batch:
+        """Send what fits. Returns when to look again, where that is not only when something changes."""
+        look_again: float | None = None
+        while self._keeper.ready and self._waiting and not self._in_doubt:
+            waiting = self._runnable(now)
+            # What waits for bits has no event of its own that ends its patience.
+            look_again = now + PRECISION_LOOK_S if self._governor.bits_wanted else None
+            max_items = min(self._limits.max_items, self._governor.max_items(idle=not self._running))
+            if max_items < 1 or not waiting:
+                return look_again
+            decision = plan(
+                waiting,
+                now,
+                self._limits,
+                max_items=max_items,
+                max_window_s=self.max_window_s(),
+                more_coming=self._more_coming(),
+                running=tuple(self._running.values()),
+                room=self._room,
+            )
+            if not decision.batch:
+                return min((at for at in (look_again, decision.again_at) if at is not None), default=None)
             self._dispatch(decision.batch, now)
-        return min((at for at in (look_again, decision.again_at) if at is not None), default=None)
+        return look_again
 
     def _room(self, chunk: WaitingChunk) -> int:
-        return self._governor.room(chunk.request.model, Row(chunk.window_s, chunk.request.duration_s))
+        return self._governor.room(chunk.request.model, row_of(chunk))
 
     def _runnable(self, now: float) -> tuple[WaitingChunk, ...]:
         """Those whose model runs at bits that they accept. What has waited too long for more is given up here."""
@@ -163,7 +181,7 @@ class Dispatcher:
         return tuple(able)
 
     def max_window_s(self) -> float:
-        """Padded seconds that a batch may hold now."""
+        """Padded seconds that the engine may hold now."""
         if self._limits.max_window_s is not None:
             return self._limits.max_window_s
         widths = [loaded.n_audio_state for loaded in self._keeper.loaded.values()]
@@ -176,7 +194,7 @@ class Dispatcher:
         for chunk in batch:
             del self._waiting[chunk.request.id]
             self._running[chunk.request.id] = chunk
-        self._batch = number
+        self._batches.add(number)
         self.batch_sizes.append(len(batch))
         self._on_dispatch(batch, now)
         self._keeper.send(Dispatch(number, tuple(chunk.request for chunk in batch)))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from engine.protocol import ChunkRequest, DecodeOptions
+from engine.protocol import ChunkDone, ChunkRequest, DecodeOptions
 from engine.windows import window_s
 from queueing.errors import InvalidJob
 from queueing.job import ErrorInfo, InlineInput, Job, Lane, PathInput, Result, Timings, UrlInput, parse_job
 from queueing.protocol import Delivery, Queue
 from worker.assembler import WaitingChunk
+from worker.context import with_context
 from worker.dispatcher import Dispatcher
 from worker.held import ChunkError, HeldJob, Ledger
-from worker.joining import join_segments, join_text, main_language
+from worker.joining import join_segments, join_text, main_language, without_overlaps
 from worker.keeper import EngineKeeper
 from worker.link import Link
 from worker.media.supervisor import MediaSupervisor
@@ -60,7 +62,8 @@ class Parts:
 
 
 class JobFlow:
-    """Runs deliveries. ``on_settled`` is called whenever one has left our hands."""
+    """Runs deliveries. ``on_settled`` is called whenever one has left our hands, ``on_outcome`` with what was written
+    and the script's word for it."""
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class JobFlow:
         max_result_bytes: int,
         on_settled: Callable[[], None],
         on_deadline: Callable[[], None],
+        on_outcome: Callable[[HeldJob, Outcome, str], None] = lambda held, outcome, word: None,
     ) -> None:
         self._parts = parts
         self._serve = serve
@@ -82,6 +86,7 @@ class JobFlow:
         self._max_result_bytes = max_result_bytes
         self._on_settled = on_settled
         self._on_deadline = on_deadline
+        self._on_outcome = on_outcome
 
     def accept(self, delivery: Delivery) -> None:
         """Begin with a delivery. One whose job we hold already (our lease had lapsed) only renews the attempt.
@@ -124,8 +129,9 @@ class JobFlow:
         max_attempts = held.job.max_attempts if held.job is not None else 1
         written = False
         try:
-            await self._parts.settler.write(held.delivery, outcome, max_attempts)
+            word = await self._parts.settler.write(held.delivery, outcome, max_attempts)
             written = True
+            self._on_outcome(held, outcome, word)
         finally:
             self._parts.ledger.remove(held)
             # Not where we are being torn down; and before anybody hears that nothing is held any more.
@@ -244,9 +250,23 @@ class JobFlow:
         finished = self._parts.ledger.expect(held, tuple(chunk.request.id for chunk in chunks))
         progress = {"stage": "engine", "done": 0, "total": len(chunks)}
         self._parts.outbox.put(held.delivery, "progress", progress)
+        if job.options.carry_context:
+            held.on_chunk = self._in_turn(chunks)
+            chunks = chunks[:1]
         self._parts.dispatcher.offer(chunks)
         await finished
         return self._done(held, job, audio)
+
+    def _in_turn(self, chunks: list[WaitingChunk]) -> Callable[[ChunkDone], None]:
+        """Offers each chunk once the one before it has text, which is its context."""
+        following = iter(chunks[1:])
+
+        def offer_next(event: ChunkDone) -> None:
+            for chunk in itertools.islice(following, 1):
+                ready = replace(chunk, request=with_context(chunk.request, event), ready_at=time.monotonic())
+                self._parts.dispatcher.offer([ready])
+
+        return offer_next
 
     def _done(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
         result = self._result(held, job, audio)
@@ -255,7 +275,7 @@ class JobFlow:
         if size > self._max_result_bytes:
             message = f"the result has {size} bytes; at most {self._max_result_bytes} are kept"
             return Failed(ErrorInfo(code="result_too_large", message=message))
-        return Done(body)
+        return Done(body, result.duration_s)
 
     def _chunks(self, held: HeldJob, job: Job, audio: MediaDone) -> list[WaitingChunk]:
         options = decode_options(job)
@@ -280,8 +300,8 @@ class JobFlow:
         ]
 
     def _result(self, held: HeldJob, job: Job, audio: MediaDone) -> Result:
-        results = [held.results[chunk_id] for chunk_id in held.chunk_ids]
         pieces = audio.pieces
+        results = without_overlaps(pieces, [held.results[chunk_id] for chunk_id in held.chunk_ids])
         return Result(
             text=join_text(results),
             segments=join_segments(pieces, results, audio.duration_s),
@@ -316,7 +336,7 @@ def given_up(why: str) -> Outcome:
 def decode_options(job: Job) -> DecodeOptions:
     """What the engine is asked for; temperatures climb from the job's own in steps of 0.2 (Whisper paper, 4.5)."""
     start = job.options.temperature
-    steps = int((1.0 - start) / TEMPERATURE_STEP + 1e-9)
+    steps = int((1.0 - start) / TEMPERATURE_STEP + 1e-9) if job.options.fallback else 0
     return DecodeOptions(
         task=job.kind,
         language=job.options.language,
@@ -324,6 +344,11 @@ def decode_options(job: Job) -> DecodeOptions:
         temperatures=tuple(round(start + TEMPERATURE_STEP * step, 3) for step in range(steps + 1)),
         timestamps=job.options.timestamps,
         max_tokens=job.options.max_tokens,
+        words=job.options.words,
+        beam_size=job.options.beam_size,
+        best_of=job.options.best_of,
+        seed=job.options.seed,
+        hot_words=job.options.hot_words,
         min_bits=job.options.min_bits,
     )
 

@@ -34,8 +34,8 @@ from engine.protocol import (
     Surroundings,
 )
 from queueing.keys import Keys
-from worker.assembler import WaitingChunk
-from worker.governor import Change, Governor, Restart, Row
+from worker.assembler import WaitingChunk, row_of
+from worker.governor import Change, Governor, Restart, Transition
 from worker.keeper import EngineKeeper
 from worker.link import Link
 
@@ -54,15 +54,12 @@ SHOWN = 16
 """Events in health."""
 
 
-def row_of(chunk: WaitingChunk) -> Row:
-    return Row(chunk.window_s, chunk.request.duration_s)
-
-
 class Governing:
     """All methods belong to the event loop's thread.
 
     :param on_change: something changed that intake, dispatcher or health look at.
     :param hand_back: give back to Redis what has not started.
+    :param on_level: whoever watches is told of each change of level.
     """
 
     def __init__(
@@ -72,12 +69,14 @@ class Governing:
         *,
         on_change: Callable[[], None],
         hand_back: Callable[[], None],
+        on_level: Callable[[Transition], None] = lambda change: None,
         memory_log: Path | None = None,
     ) -> None:
         self._governor = governor
         self._keeper = keeper
         self._on_change = on_change
         self._hand_back = hand_back
+        self._on_level = on_level
         self._log = memory_log.open("a", encoding="utf-8") if memory_log is not None else None
         self._sent: Change | Restart | None = None
         self._too_small = False
@@ -139,6 +138,7 @@ class Governing:
             self._keeper.send(ClearCache())
         change = decision.transition
         if change is not None:
+            self._on_level(change)
             self._tell(
                 "level",
                 before=change.before.name.lower(),

@@ -11,7 +11,7 @@ from typing import Any
 from engine.protocol import Sample
 from worker.dispatcher import Dispatcher
 from worker.governing import Governing
-from worker.governor import Governor, Level, danger_bytes
+from worker.governor import Governor, Level, Thresholds, danger_bytes
 from worker.held import Ledger
 from worker.identity import Identity, host_id
 from worker.keeper import EngineKeeper
@@ -20,7 +20,14 @@ from worker.media.supervisor import MediaSupervisor
 
 
 def reasons(
-    *, keeper: EngineKeeper, governor: Governor, link: Link, stopping: bool, unready_after: int, now: float
+    *,
+    keeper: EngineKeeper,
+    governor: Governor,
+    link: Link,
+    stopping: bool,
+    stalled: bool,
+    unready_after: int,
+    now: float,
 ) -> list[str]:
     """Why the worker does not take work; empty where it does."""
     said = []
@@ -37,6 +44,8 @@ def reasons(
         said.append(f"no_model_loaded ({', '.join(codes)})")
     if not keeper.progressing(now):
         said.append("engine_stuck")
+    elif stalled:
+        said.append("engine_stalled")
     if governor.level is Level.PAUSE:
         said.append("memory_pause")
     if governor.budget_too_small:
@@ -44,13 +53,17 @@ def reasons(
     return said
 
 
-def memory(governor: Governor, governing: Governing) -> dict[str, Any]:
+def memory(governor: Governor, governing: Governing, thresholds: Thresholds) -> dict[str, Any]:
     """What ``decibatch memory`` shows. Bytes."""
     last = governor.last or Sample(0, 0, 0, 0)
     around = governor.surroundings
     return {
         "budget": governor.budget_bytes,
         "budget_now": governor.budget_now,
+        "lines": {
+            level.name.lower(): int(governor.budget_now * thresholds.enter(level))
+            for level in (Level.QUEUE, Level.SHRINK, Level.PAUSE)
+        },
         "limits": asdict(governor.limits),
         "share": round(governor.share, 4),
         "used": danger_bytes(last) or 0,
@@ -71,23 +84,30 @@ def memory(governor: Governor, governing: Governing) -> dict[str, Any]:
 
 def document(
     *,
-    identity: Identity,
+    identity: Identity | None,
+    name: str,
     why: list[str],
     keeper: EngineKeeper,
     governor: Governor,
     governing: Governing,
     dispatcher: Dispatcher,
     ledger: Ledger,
-    media: MediaSupervisor,
+    media: MediaSupervisor | None,
+    thresholds: Thresholds,
     settled: Counter[str],
     version: str,
 ) -> dict[str, Any]:
+    """All of it but what :meth:`worker.watch.Watch.document` adds.
+
+    :param identity: None until the consumer name is ours; ``name`` is the one wished for.
+    :param media: None until there are decoders.
+    """
     now = time.monotonic()
     device = keeper.device
     sizes = list(dispatcher.batch_sizes)
     return {
-        "worker": identity.consumer,
-        "incarnation": identity.incarnation,
+        "worker": identity.consumer if identity is not None else name,
+        "incarnation": identity.incarnation if identity is not None else 0,
         "host": host_id().split("/", maxsplit=1)[0],
         "pid": os.getpid(),
         "version": version,
@@ -102,7 +122,7 @@ def document(
         "waiting_chunks": len(dispatcher),
         "settled": dict(settled),
         "batches": {"last": sizes[-1] if sizes else 0, "mean": sum(sizes) / len(sizes) if sizes else 0.0},
-        "memory": memory(governor, governing),
+        "memory": memory(governor, governing, thresholds),
         "engine": {
             "state": keeper.state,
             "pid": keeper.pid,
@@ -113,6 +133,10 @@ def document(
             "failures": keeper.failures,
             "last_exit": keeper.last_exit,
         },
-        "media": {"busy": media.busy, "waiting": media.waiting, "spool_bytes": media.spool_bytes},
+        "media": {
+            "busy": media.busy if media is not None else 0,
+            "waiting": media.waiting if media is not None else 0,
+            "spool_bytes": media.spool_bytes if media is not None else 0,
+        },
         "at_ms": int(time.time() * 1000),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine.protocol import ChunkDone, ChunkFailed
@@ -34,9 +34,13 @@ class HeldJob:
     results: dict[str, ChunkDone] = field(default_factory=dict)
     chunk_ids: tuple[str, ...] = ()
     chunks_done: asyncio.Future[None] | None = None
+    on_chunk: Callable[[ChunkDone], None] | None = None
+    """Told each text as it comes, but for the last one."""
     ready_at: float | None = None
     dispatched_at: float | None = None
     text_at: float | None = None
+    first_text_at: float | None = None
+    """Of partial text, or of the first chunk."""
     abandon: str | None = None
     """Why the work is to be dropped: a final state, "lost", "handback"."""
     successor: Delivery | None = None
@@ -95,7 +99,10 @@ class Ledger:
             return None
         held.results[event.chunk] = event
         held.text_at = now
+        held.first_text_at = held.first_text_at or now
         done = held.chunks_done
+        if held.on_chunk is not None and len(held.results) < len(held.chunk_ids):
+            held.on_chunk(event)
         if len(held.results) == len(held.chunk_ids) and done is not None and not done.done():
             done.set_result(None)
         return held

@@ -11,6 +11,8 @@ from queueing.job import ErrorInfo
 class Done:
     body: str
     """The result, as JSON."""
+    audio_s: float
+    """Seconds of sound that it covers."""
 
 
 @dataclass(frozen=True, slots=True)

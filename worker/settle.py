@@ -51,10 +51,9 @@ class Settler:
     async def write(self, delivery: Delivery, outcome: Outcome, max_attempts: int) -> str:
         """Write one outcome. Returns the script's word: "ok", "stale", "gone" or the state the job already has."""
         queue = self._queue
-        if isinstance(outcome, Retry) and self._is_last(delivery, outcome, max_attempts):
-            outcome = Dead(outcome.error)
+        outcome = decided(delivery, outcome, max_attempts)
         match outcome:
-            case Done(body):
+            case Done(body=body):
                 name = "done"
                 call = queue.settle(delivery, "done", body)
             case Failed(error):
@@ -102,9 +101,12 @@ class Settler:
             message=error.message,
         ).model_dump_json()
 
-    @staticmethod
-    def _is_last(delivery: Delivery, outcome: Retry, max_attempts: int) -> bool:
-        return outcome.counted and delivery.tries + 1 >= max_attempts
+
+def decided(delivery: Delivery, outcome: Outcome, max_attempts: int) -> Outcome:
+    """The outcome as it is written: a retry after the last attempt is the end."""
+    if isinstance(outcome, Retry) and outcome.counted and delivery.tries + 1 >= max_attempts:
+        return Dead(outcome.error)
+    return outcome
 
 
 def internal_error(exc: BaseException) -> ErrorInfo:

@@ -1,9 +1,13 @@
-"""A file of step records: what each step of the engine held. No text, no paths: ids, shapes, times, bytes."""
+"""A file of step records: what each step of the engine held. No text, no paths: ids, shapes, times, bytes.
+
+``at`` is the Unix time, seconds, at which the worker heard that the step was over.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -18,7 +22,9 @@ class StepLog:
 
     def write(self, step: StepDone, level: str) -> None:
         if self._file is not None:
-            self._file.write(json.dumps({**dataclasses.asdict(step), "level": level}) + "\n")
+            self._file.write(
+                json.dumps({**dataclasses.asdict(step), "level": level, "at": time.time()}) + "\n"
+            )
             self._file.flush()
 
     def close(self) -> None:

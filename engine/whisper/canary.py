@@ -69,7 +69,7 @@ def read(model: Whisper, tokenizer: Tokenizer, clip: Clip) -> Reading | None:
         done = _decode(WhisperSession(model, tokenizer), replace(clip.request, path=name, offset=0))
     finally:
         Path(name).unlink(missing_ok=True)
-    if done is None:
+    if done is None or done.avg_logprob is None:
         return None
     return Reading(tuple(done.text.lower().split()), done.avg_logprob, time.monotonic() - began)
 

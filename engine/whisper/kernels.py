@@ -1,23 +1,23 @@
-"""The parts of the network whose best form depends on the device: attention, its caches, and GELU.
+"""The parts of the decoder whose best form depends on the device: attention, its caches, GELU and the vocabulary.
 
 On Metal and CUDA these are MLX's own operations (:class:`DeviceKernels`). MLX's CPU backend takes 20 ns for an
 exponential and 40 ns for an error function, on one core, where NumPy's vector loops take under 1 ns: there
 :class:`HostKernels` works in NumPy on the very buffers of evaluated MLX arrays, without a copy, on as many
 threads as there are cores (NumPy lets go of the interpreter lock). Both give the same numbers up to rounding.
+The whole network in that form is :mod:`engine.whisper.host`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-
-from engine.scratch import scratch
 
 FloatArray = npt.NDArray[np.float32]
 HEAD_WIDTH = 64
@@ -28,6 +28,24 @@ CACHE_STEP = 64
 
 Features = Any
 """Cross-attention keys and values of one row, in the form that its kernels gave them."""
+
+
+Layers = list[tuple[Any, Any]]
+"""Keys and values of each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """What a model makes of a window of 30 s that holds nothing: it stands behind windows that end earlier.
+
+    Whisper was trained on windows of 30 s and leans on their empty rest. What the rest gives to attend to hardly
+    depends on the speech before it, so it is computed once for each model, and not for each chunk.
+    """
+
+    encoder: Layers
+    """Of each encoder layer, shape (frames, width) on the host and (1, frames, width) on a device."""
+    decoder: Features
+    """Features of the window."""
 
 
 class Cache(Protocol):
@@ -49,51 +67,23 @@ class Cache(Protocol):
         """Take over the rows of another cache, behind the present ones."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but these, in this order."""
+        """Drop all rows but these, in this order. One that is named twice is doubled.
 
-
-@dataclass(frozen=True, slots=True)
-class Gelu:
-    """Asks for GELU of a fresh result, which may be overwritten."""
-
-    x: mx.array
-
-
-@dataclass(frozen=True, slots=True)
-class Attend:
-    """Asks for full attention, shapes (rows, length, width). The query is fresh and may be overwritten."""
-
-    query: mx.array
-    key: mx.array
-    value: mx.array
-
-
-Layers = list[tuple[mx.array, mx.array]]
-"""Cross-attention keys and values for each decoder layer, shape (rows, frames, width)."""
-
-Program = Generator[Gelu | Attend, mx.array, Layers]
-"""An encoder that stops where the device's own form of an operation is wanted, and is sent its result."""
-
-
-class Kernels(Protocol):
-    """See the module's page."""
-
-    def encode(self, mel: mx.array, program: Callable[[mx.array], Program]) -> list[Features]:
-        """Run the encoder over windows, shape (rows, frames, mels), all at once or one by one."""
-
-    def gelu(self, x: mx.array) -> mx.array:
-        """Exact GELU (Hendrycks and Gimpel, 2016). May overwrite *x*, which must be a fresh result."""
-
-    def cache(self, features: Sequence[Features]) -> Cache:
-        """An empty cache for rows that attend to these features."""
-
-    def logits(self, x: mx.array, embedding: mx.array) -> FloatArray:
-        """Scores of every token, on the host and writable.
-
-        :param x: shape (rows, positions, width).
-        :param embedding: shape (vocabulary, width).
-        :returns: shape (rows, positions, vocabulary).
+        Costs the copies of those rows alone whose place changes: see :func:`compacted`.
         """
+
+
+def compacted(going: Sequence[int]) -> list[int]:
+    """An order for rows that go on in which few change their place: the last ones fill the gaps.
+
+    :param going: places of the rows that stay, rising.
+    :returns: the same places; the one at index *i* moves to *i*.
+    """
+    left = list(going)
+    order: list[int] = []
+    while left:
+        order.append(left.pop(0) if left[0] == len(order) else left.pop())
+    return order
 
 
 def split_heads(x: mx.array) -> mx.array:
@@ -115,33 +105,33 @@ class DeviceKernels:
     def gelu(self, x: mx.array) -> mx.array:
         return x * (1 + mx.erf(x * 2**-0.5)) * 0.5
 
-    def encode(self, mel: mx.array, program: Callable[[mx.array], Program]) -> list[Features]:
-        steps = program(mel)
-        request = next(steps)
-        while True:
-            try:
-                request = steps.send(self._answer(request))
-            except StopIteration as end:
-                return self._by_rows(end.value)
-
-    def _answer(self, request: Gelu | Attend) -> mx.array:
-        match request:
-            case Gelu(x):
-                return self.gelu(x)
-            case Attend(query, key, value):
-                heads = (split_heads(x) for x in (query, key, value))
-                return join_heads(mx.fast.scaled_dot_product_attention(*heads, scale=SCALE))
+    @staticmethod
+    def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
+        """Full attention, shapes (rows, length, width)."""
+        heads = (split_heads(x) for x in (query, key, value))
+        return join_heads(mx.fast.scaled_dot_product_attention(*heads, scale=SCALE))
 
     @staticmethod
-    def _by_rows(layers: Layers) -> list[Features]:
+    def features(layers: Sequence[tuple[mx.array, mx.array]]) -> list[Features]:
+        """Features of each row, evaluated, of each decoder layer's keys and values (rows, frames, width)."""
         split = [(split_heads(key), split_heads(value)) for key, value in layers]
         rows = split[0][0].shape[0]
         found = [[(key[row], value[row]) for key, value in split] for row in range(rows)]
         mx.eval(found)
         return list(found)
 
-    def cache(self, features: Sequence[Features]) -> Cache:
-        return DeviceCache(features)
+    @staticmethod
+    def extended(features: Features, behind: Silence) -> Features:
+        """A row's features with those of what stands behind its window."""
+        found = []
+        for (key, value), (far_key, far_value) in zip(features, behind.decoder, strict=True):
+            frames = key.shape[1]
+            pair = (key, far_key[:, frames:]), (value, far_value[:, frames:])
+            found.append(tuple(mx.concatenate(list(sides), axis=1) for sides in pair))
+        return found
+
+    def cache(self, features: Sequence[Features], behind: Silence) -> Cache:
+        return DeviceCache([self.extended(row, behind) for row in features])
 
     def logits(self, x: mx.array, embedding: mx.array) -> FloatArray:
         scores = (x @ embedding.T).astype(mx.float32)
@@ -244,174 +234,94 @@ def host_view(x: mx.array) -> FloatArray:
     return view
 
 
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """One window on its way through the encoder, on a stream of its own."""
-
-    row: int
-    steps: Program
-    stream: mx.Stream
-    request: Gelu | Attend
-    side_by_side: bool
-    """Other lanes take the other cores."""
-    working: Future[None] | None = None
-
-
 class HostKernels:
     """NumPy on the buffers of MLX's CPU backend.
 
-    Windows are encoded side by side, one for each core, each on an MLX stream of its own. BLAS is to run each
-    call on one thread: threads that share a call wait and spin for each other, at several times the cost as soon
-    as another process wants a core, and a row's sums would depend on how many rows there are.
+    BLAS is to run each call on one thread: threads that share a call wait and spin for each other, at several times
+    the cost as soon as another process wants a core, and a row's sums would depend on how many rows there are.
 
-    :param threads: worker threads; none of them ever calls MLX, whose streams belong to a thread.
+    :param threads: of which the calling one is one; none of the others ever calls MLX, whose streams belong to a
+        thread.
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kernel")
-        self._streams = [mx.new_stream(mx.cpu) for _ in range(threads)]
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="kernel")
 
-    def each(self, work: Callable[[int], None], count: int, *, alone: bool = False) -> None:
-        """Call ``work(0)`` to ``work(count - 1)``, spread over the threads unless *alone*."""
-        threads = 1 if alone else min(self._threads, count)
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Call ``work(0)`` to ``work(count - 1)``, each on the thread that is free first."""
+        if self.threads == 1 or count == 1:
+            for index in range(count):
+                work(index)
+            return
+        numbers = itertools.count()
 
-        def share(first: int) -> None:
-            for index in range(first, count, threads):
+        def share() -> None:
+            # The counter's step is one operation of the interpreter: no number is given twice.
+            while (index := next(numbers)) < count:
                 work(index)
 
-        futures = [self._pool.submit(share, first) for first in range(1, threads)]
-        share(0)
-        for future in futures:
-            future.result()
-
-    def encode(self, mel: mx.array, program: Callable[[mx.array], Program]) -> list[Features]:
-        rows = mel.shape[0]
-        features: list[Features] = [None] * rows
-        side_by_side = min(rows, self._threads)
-        waiting = iter(range(rows))
-        lanes: list[_Lane] = []
-        free = self._streams[:side_by_side]
-        while True:
-            while free and (row := next(waiting, None)) is not None:
-                lanes.append(self._enter(row, program(mel[row : row + 1]), free.pop(), side_by_side > 1))
-            if not lanes:
-                break
-            # The last lane's work is this thread's own: one hand-over less in every turn.
-            for lane in lanes[:-1]:
-                self._work(lane, elsewhere=True)
-            self._work(lanes[-1], elsewhere=False)
-            for lane in list(lanes):
-                layers = self._go_on(lane)
-                if layers is not None:
-                    features[lane.row] = self._features(layers)
-                    lanes.remove(lane)
-                    free.append(lane.stream)
-        return features
-
-    @staticmethod
-    def _enter(row: int, steps: Program, stream: mx.Stream, side_by_side: bool) -> _Lane:
-        with mx.stream(stream):
-            request = next(steps)
-            _start(*_arrays(request))
-        return _Lane(row, steps, stream, request, side_by_side)
-
-    def _work(self, lane: _Lane, *, elsewhere: bool) -> None:
-        """Wait for a lane's MLX arrays, then work on them, here or on another thread."""
-        mx.eval(*_arrays(lane.request))
-        views = [host_view(x) for x in _arrays(lane.request)]
-        work: Callable[..., None] = self._gelu if isinstance(lane.request, Gelu) else self._attend
-        if elsewhere:
-            lane.working = self._pool.submit(work, *views, alone=True)
-        else:
-            lane.working = None
-            work(*views, alone=lane.side_by_side)
-
-    @staticmethod
-    def _go_on(lane: _Lane) -> Layers | None:
-        """Send a lane its result, and start what it asks for next. Returns what it ends with, evaluated."""
-        if lane.working is not None:
-            lane.working.result()
-        with mx.stream(lane.stream):
-            try:
-                lane.request = lane.steps.send(_arrays(lane.request)[0])
-            except StopIteration as end:
-                layers: Layers = end.value
-                mx.eval(layers)
-                return layers
-            _start(*_arrays(lane.request))
-        return None
-
-    @staticmethod
-    def _features(layers: Layers) -> Features:
-        return [(_heads_first(host_view(key)[0]), _heads_first(host_view(value)[0])) for key, value in layers]
+        futures = [self._pool.submit(share) for _ in range(min(self.threads, count) - 1)]
+        try:
+            share()
+        finally:
+            # Nothing may still work on the buffers once the caller goes on, were it with an exception.
+            errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
 
     def gelu(self, x: mx.array) -> mx.array:
         mx.eval(x)
-        self._gelu(host_view(x))
+        flat = host_view(x).reshape(-1)
+        tiles = -(-flat.size // GELU_TILE)
+        self.each(lambda i: gelu_in_place(flat[i * GELU_TILE : (i + 1) * GELU_TILE]), tiles)
         return x
 
-    def _gelu(self, x: FloatArray, *, alone: bool = False) -> None:
-        flat = x.reshape(-1)
-        tiles = -(-flat.size // _GELU_TILE)
-        self.each(lambda i: gelu_in_place(flat[i * _GELU_TILE : (i + 1) * _GELU_TILE]), tiles, alone=alone)
-
-    def _attend(self, query: FloatArray, key: FloatArray, value: FloatArray, *, alone: bool = False) -> None:
-        heads = query.shape[2] // HEAD_WIDTH
-
-        def work(unit: int) -> None:
-            row, head = divmod(unit, heads)
-            part = slice(head * HEAD_WIDTH, (head + 1) * HEAD_WIDTH)
-            _attend_in_place(query[row, :, part], key[row, :, part], value[row, :, part])
-
-        self.each(work, len(query) * heads, alone=alone)
-
-    def cache(self, features: Sequence[Features]) -> Cache:
-        return HostCache(self, features)
+    def cache(self, features: Sequence[Features], behind: Silence) -> Cache:
+        return HostCache(self, features, behind)
 
     def logits(self, x: mx.array, embedding: mx.array) -> FloatArray:
         mx.eval(x)
-        rows, positions, width = x.shape
-        flat, table = host_view(x).reshape(rows * positions, width), host_view(embedding)
+        return self.scores(host_view(x), host_view(embedding))
+
+    def scores(self, x: FloatArray, table: FloatArray) -> FloatArray:
+        """:meth:`logits` of arrays on the host."""
+        flat = x.reshape(-1, x.shape[-1])
         out = np.empty((len(flat), len(table)), np.float32)
-        share = -(-len(table) // (self._threads * _LOGIT_BLOCK)) * _LOGIT_BLOCK
+        share = -(-len(table) // (self.threads * BLOCK)) * BLOCK
 
         def work(part: int) -> None:
             piece = slice(part * share, (part + 1) * share)
-            _small_matmul(flat, table[piece], out[:, piece])
+            small_matmul(flat, table[piece], out[:, piece])
 
-        self.each(work, self._threads)
-        return out.reshape(rows, positions, -1)
-
-
-_start: Callable[..., None] = mx.async_eval
-"""Evaluate on the stream that the arrays were made on, without waiting."""
+        self.each(work, self.threads)
+        return out.reshape(*x.shape[:-1], len(table))
 
 
-def _arrays(request: Gelu | Attend) -> tuple[mx.array, ...]:
-    return (request.x,) if isinstance(request, Gelu) else (request.query, request.key, request.value)
+BLOCK = 32
+"""Outputs in one product. Small products spare OpenBLAS the copy of the whole table into its own layout."""
 
 
-_LOGIT_BLOCK = 32
-"""Tokens in one product. Small products spare OpenBLAS the copy of the whole table into its own layout."""
+def small_matmul(x: FloatArray, table: FloatArray, out: FloatArray) -> None:
+    """``out = x @ table.T`` in blocks of the table, for few rows.
 
-
-def _small_matmul(x: FloatArray, table: FloatArray, out: FloatArray) -> None:
-    """``out = x @ table.T`` in blocks of the table. Shapes (rows, width), (tokens, width), (rows, tokens)."""
-    blocks = len(table) // _LOGIT_BLOCK
-    whole = blocks * _LOGIT_BLOCK
-    turned = table[:whole].reshape(blocks, _LOGIT_BLOCK, -1).transpose(0, 2, 1)
+    Shapes (rows, width), (outputs, width), (rows, outputs); *out* may be cut out of longer rows.
+    """
+    blocks = len(table) // BLOCK
+    whole = blocks * BLOCK
+    turned = table[:whole].reshape(blocks, BLOCK, -1).transpose(0, 2, 1)
     # Rows of the result are longer than this piece of it, so it is cut by strides and not by a reshape.
     cut = np.lib.stride_tricks.as_strided(
         out,
-        (blocks, len(out), _LOGIT_BLOCK),
-        (_LOGIT_BLOCK * out.strides[1], out.strides[0], out.strides[1]),
+        (blocks, len(out), BLOCK),
+        (BLOCK * out.strides[1], out.strides[0], out.strides[1]),
     )
     np.matmul(x, turned, out=cut)
     np.matmul(x, table[whole:].T, out=out[:, whole:])
 
 
-_GELU_TILE = 1 << 15
+GELU_TILE = 1 << 15
 """Elements that stay in the first or second cache while a dozen operations pass over them."""
 
 _GELU_POLYNOMIAL = tuple(
@@ -444,107 +354,155 @@ def gelu_in_place(x: FloatArray) -> None:
     x *= inner
 
 
-_QUERY_TILE = 376
-"""Query rows whose scores against 1,500 keys still fit the second cache."""
-
-
-def _attend_in_place(query: FloatArray, key: FloatArray, value: FloatArray) -> None:
-    """Attention of one head, shapes (length, head width); the result overwrites *query*."""
-    turned = np.ascontiguousarray(key).T * np.float32(SCALE)
-    value = np.ascontiguousarray(value)
-    length = len(query)
-    tile = -(-length // -(-length // _QUERY_TILE))
-    buffer = scratch(tile, len(key))
-    for start in range(0, length, tile):
-        part = query[start : start + tile]
-        scores = np.matmul(part, turned, out=buffer[: len(part)])
-        scores -= scores.max(axis=1, keepdims=True)
-        np.exp(scores, out=scores)
-        # Dividing the result by the sums is cheaper than dividing the weights.
-        part[:] = (scores @ value) / scores.sum(axis=1, keepdims=True)
-
-
-def _heads_first(x: FloatArray) -> FloatArray:
-    """(length, width) to (heads, length, head width), contiguous."""
-    return np.ascontiguousarray(x.reshape(len(x), -1, HEAD_WIDTH).transpose(1, 0, 2))
-
-
 class HostCache:
-    """Ragged rows: each keeps its own features, so that one may leave without a copy of the others'."""
+    """Ragged rows in slots. Each keeps its own features, so that one may leave without a copy of the others'.
 
-    def __init__(self, kernels: HostKernels, features: Sequence[Features]) -> None:
+    A row's place is its slot: those that run fill the first ones, so that a step works on one piece of each buffer
+    and costs in proportion to the rows that run. Buffers grow by :data:`CACHE_STEP` positions and by
+    :data:`SLOT_STEP` slots, and a slot that was left is taken again.
+    """
+
+    def __init__(self, kernels: HostKernels, features: Sequence[Features], behind: Silence) -> None:
         self._kernels = kernels
-        self._features = list(features)
+        self._behind = behind.decoder
+        self.features = list(features)
         self.lengths = [0] * len(features)
         self._own: list[tuple[FloatArray, FloatArray] | None] = [None] * len(features[0])
 
     def self_attend(self, layer: int, query: mx.array, key: mx.array, value: mx.array) -> mx.array:
         mx.eval(query, key, value)
-        q, k, v = (_split(host_view(x)) for x in (query, key, value))
-        keys, values = self._room(layer, k)
+        q, k, v = (split_rows(host_view(x)) for x in (query, key, value))
+        self.make_room(q.shape[2], q.shape[1])
+        return mx.array(join_rows(self.attend_own(layer, slice(0, len(q)), q, k, v)))
+
+    def attend_own(self, layer: int, rows: slice, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
+        """Store new positions of some rows, then attend to all up to each.
+
+        Arrays of shape (rows, heads, new, head width). There must be room: see :meth:`make_room`.
+        """
+        held = self._own[layer]
+        assert held is not None
+        keys, values = held[0][rows], held[1][rows]
+        lengths = self.lengths[rows]
         new = q.shape[2]
-        for row, length in enumerate(self.lengths):
+        for row, length in enumerate(lengths):
             keys[row, :, length : length + new] = k[row]
             values[row, :, length : length + new] = v[row]
-        used = max(self.lengths) + new
+        used = max(lengths) + new
         scores = np.matmul(q, keys[:, :, :used].transpose(0, 1, 3, 2))
         scores *= np.float32(SCALE)
-        last = np.array(self.lengths)[:, None] + np.arange(new)
-        scores[np.broadcast_to((np.arange(used) > last[:, :, None])[:, None], scores.shape)] = -np.inf
-        out = _softmax(scores) @ values[:, :, :used]
-        return mx.array(_join(out))
+        if new > 1 or min(lengths) + new < used:
+            last = np.array(lengths)[:, None] + np.arange(new)
+            scores[np.broadcast_to((np.arange(used) > last[:, :, None])[:, None], scores.shape)] = -np.inf
+        out: FloatArray = np.matmul(_softmax(scores), values[:, :, :used])
+        return out
 
-    def _room(self, layer: int, key: FloatArray) -> tuple[FloatArray, FloatArray]:
-        needed = max(self.lengths) + key.shape[2]
-        held = self._own[layer]
-        if held is not None and held[0].shape[2] >= needed:
-            return held
-        capacity = -(-needed // CACHE_STEP) * CACHE_STEP
-        fresh = (
-            np.zeros((*key.shape[:2], capacity, HEAD_WIDTH), np.float32),
-            np.zeros((*key.shape[:2], capacity, HEAD_WIDTH), np.float32),
-        )
+    def make_room(self, new: int, heads: int) -> None:
+        """Have slots for the rows, and room for *new* positions more, in every layer."""
+        positions = -(-(max(self.lengths) + new) // CACHE_STEP) * CACHE_STEP
+        slots = -(-len(self.lengths) // SLOT_STEP) * SLOT_STEP
+        self._own = [self._grown(held, slots, heads, positions) for held in self._own]
+
+    @staticmethod
+    def _grown(
+        held: tuple[FloatArray, FloatArray] | None, slots: int, heads: int, positions: int
+    ) -> tuple[FloatArray, FloatArray]:
+        if held is not None:
+            if len(held[0]) >= slots and held[0].shape[2] >= positions:
+                return held
+            slots, positions = max(slots, len(held[0])), max(positions, held[0].shape[2])
+        shape = (slots, heads, positions, HEAD_WIDTH)
+        fresh = (np.zeros(shape, np.float32), np.zeros(shape, np.float32))
         if held is not None:
             for new, old in zip(fresh, held, strict=True):
-                new[:, :, : old.shape[2]] = old
-        self._own[layer] = fresh
+                new[: len(old), :, : old.shape[2]] = old
         return fresh
 
     def cross_attend(self, layer: int, query: mx.array) -> mx.array:
         mx.eval(query)
-        q = _split(host_view(query))
-        out = np.empty_like(q)
+        q = split_rows(host_view(query))
+        return mx.array(join_rows(self.attend_audio(layer, slice(0, len(q)), q)))
 
-        def work(row: int) -> None:
-            keys, values = self._features[row][layer]
-            scores = np.matmul(q[row], keys.transpose(0, 2, 1))
-            scores *= np.float32(SCALE)
-            np.matmul(_softmax(scores), values, out=out[row])
+    def attend_audio(self, layer: int, rows: slice, q: FloatArray) -> FloatArray:
+        """Some rows' attention to their audio and to what stands behind it. Shapes (rows, heads, new, head width).
 
-        self._kernels.each(work, len(q))
-        return mx.array(_join(out))
+        What stands behind is the same for all rows, so that one product serves them: a row masks what its own window
+        covers.
+        """
+        count, heads, new, _ = q.shape
+        q = q * np.float32(SCALE)
+        own = [self._own_scores(self.features[rows.start + row][layer][0], q[row]) for row in range(count)]
+        covered = np.array([scores.shape[2] for scores in own])
+        first = int(covered.min())
+        keys, values = (side[:, first:] for side in self._behind[layer])
+        flat = q.transpose(1, 0, 2, 3).reshape(heads, count * new, HEAD_WIDTH)
+        far = np.matmul(flat, keys.transpose(0, 2, 1)).reshape(heads, count, new, -1)
+        peaks = np.array([scores.max(axis=2) for scores in own]).transpose(1, 0, 2)[..., None]
+        if far.shape[3]:
+            far[:, np.arange(far.shape[3]) < (covered - first)[:, None, None].repeat(new, 1)] = -np.inf
+            peaks = np.maximum(peaks, far.max(axis=3, keepdims=True))
+        far -= peaks
+        np.exp(far, out=far)
+        sums = far.sum(axis=3, keepdims=True)
+        found = np.matmul(far.reshape(heads, count * new, -1), values).reshape(heads, count, new, HEAD_WIDTH)
+        for row, scores in enumerate(own):
+            weights = np.exp(scores - peaks[:, row])
+            sums[:, row] += weights.sum(axis=2, keepdims=True)
+            found[:, row] += np.matmul(weights, self.features[rows.start + row][layer][1])
+        found /= sums
+        out: FloatArray = found.transpose(1, 0, 2, 3)
+        return out
+
+    @staticmethod
+    def _own_scores(keys: FloatArray, q: FloatArray) -> FloatArray:
+        """Shapes (heads, frames, head width), (heads, new, head width) to (heads, new, frames)."""
+        if q.shape[1] == 1:
+            # A matrix times a vector reads the keys in their order.
+            return (keys @ q.transpose(0, 2, 1)).transpose(0, 2, 1)
+        return q @ keys.transpose(0, 2, 1)
 
     def advance(self, new: int) -> None:
         self.lengths = [length + new for length in self.lengths]
 
     def append(self, other: HostCache) -> None:
+        first, taken = len(self.lengths), max(other.lengths)
         self.lengths += other.lengths
-        self._features += other._features
-        self._own = [_stack(a, b) for a, b in zip(self._own, other._own, strict=True) if a and b]
+        self.features += other.features
+        heads = self.features[0][0][0].shape[0]
+        self.make_room(0, heads)
+        for mine, theirs in zip(self._own, other._own, strict=True):
+            if mine is None or theirs is None:
+                continue
+            for new, old in zip(mine, theirs, strict=True):
+                new[first : first + len(other.lengths), :, :taken] = old[: len(other.lengths), :, :taken]
 
     def keep(self, rows: Sequence[int]) -> None:
-        index = list(rows)
-        self.lengths = [self.lengths[row] for row in index]
-        self._features = [self._features[row] for row in index]
-        self._own = [held and (held[0][index], held[1][index]) for held in self._own]
+        order = list(rows)
+        moved = [place for place, row in enumerate(order) if place != row]
+        sources = [order[place] for place in moved]
+        self.lengths = [self.lengths[row] for row in order]
+        self.features = [self.features[row] for row in order]
+        if not moved:
+            return
+        used = max(self.lengths)
+        heads = self.features[0][0][0].shape[0]
+        self.make_room(0, heads)
+        for held in self._own:
+            for buffer in held or ():
+                # Sources are gathered before they are written: the order may be any.
+                buffer[moved, :, :used] = buffer[sources, :, :used]
 
 
-def _split(x: FloatArray) -> FloatArray:
+SLOT_STEP = 8
+"""Rows by which a cache's buffers grow."""
+
+
+def split_rows(x: FloatArray) -> FloatArray:
     """(rows, length, width) to (rows, heads, length, head width)."""
     return x.reshape(*x.shape[:2], -1, HEAD_WIDTH).transpose(0, 2, 1, 3)
 
 
-def _join(x: FloatArray) -> FloatArray:
+def join_rows(x: FloatArray) -> FloatArray:
     return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
 
 
@@ -556,14 +514,11 @@ def _softmax(scores: FloatArray) -> FloatArray:
     return scores
 
 
-def _stack(
-    a: tuple[FloatArray, FloatArray], b: tuple[FloatArray, FloatArray]
-) -> tuple[FloatArray, FloatArray]:
-    capacity = max(a[0].shape[2], b[0].shape[2])
-    rows = len(a[0]) + len(b[0])
-    shape = (rows, a[0].shape[1], capacity, HEAD_WIDTH)
-    stacked = (np.zeros(shape, np.float32), np.zeros(shape, np.float32))
-    for whole, first, second in zip(stacked, a, b, strict=True):
-        whole[: len(first), :, : first.shape[2]] = first
-        whole[len(first) :, :, : second.shape[2]] = second
-    return stacked
+Kernels = DeviceKernels | HostKernels
+"""Both have:
+
+- ``gelu(x)``: exact GELU (Hendrycks and Gimpel, 2016); may overwrite *x*, which must be a fresh result;
+- ``cache(features, behind)``: an empty cache for rows that attend to these features and to what stands behind;
+- ``logits(x, embedding)``: scores of every token, on the host and writable; from shapes (rows, positions, width) and
+  (vocabulary, width) to (rows, positions, vocabulary).
+"""

@@ -11,17 +11,19 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.whisper import packed
+from engine.whisper import host, packed
+from engine.whisper.alignment import heads_of
 from engine.whisper.kernels import (
-    Attend,
+    HEAD_WIDTH,
     Cache,
     DeviceKernels,
     Features,
     FloatArray,
-    Gelu,
+    HostCache,
     HostKernels,
     Kernels,
-    Program,
+    Layers,
+    Silence,
     host_view,
 )
 
@@ -105,16 +107,12 @@ class Linear:
     group: int = packed.GROUP
     bits: int = 0
     """Bits of a quantized weight; 0 where it is dense."""
-    each: packed.Each | None = None
-    """On the host, in the decoder: what spreads the blocks of :func:`engine.whisper.packed.host_matmul`."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.scales is not None and not packed.on_host():
             out = mx.quantized_matmul(
                 x, self.weight, self.scales, self.zeros, transpose=True, group_size=self.group, bits=self.bits
             )
-        elif self.scales is not None and self.each is not None:
-            out = mx.array(self.on_host(x))
         else:
             turned = self.dense().T
             return x @ turned if self.bias is None else mx.addmm(self.bias, x, turned)
@@ -136,14 +134,6 @@ class Linear:
         chosen = (self.weight[indices], self.scales[indices], self.zeros[indices])
         unpacked: mx.array = mx.dequantize(*chosen, group_size=self.group, bits=self.bits)
         return unpacked
-
-    def on_host(self, x: mx.array) -> FloatArray:
-        """The product of a quantized weight, without bias, on the host. Shape as of *x* but for the last axis."""
-        assert self.scales is not None and self.zeros is not None and self.each is not None
-        mx.eval(x)
-        flat = host_view(x).reshape(-1, x.shape[-1])
-        views = packed.host_views((self.weight, self.scales, self.zeros))
-        return packed.host_matmul(flat, views, self.bits, self.each).reshape(*x.shape[:-1], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +180,16 @@ class Whisper:
         bits: int | None = None,
     ) -> None:
         self.dims = Dimensions.from_config(config)
+        self.alignment_heads = heads_of(
+            self.dims.n_text_layer,
+            self.dims.n_text_state // HEAD_WIDTH,
+            self.dims.n_vocab,
+            config.get("alignment_heads"),
+        )
         self._kernels = kernels
-        self.each = kernels.each if isinstance(kernels, HostKernels) else None
-        loader = _Loader(variables, config.get("quantization"), bits, self.each)
+        self.silence: Silence | None = None
+        """Computed when it is first needed. To be forgotten (None) whenever weights change."""
+        loader = _Loader(variables, config.get("quantization"), bits)
         self.conv1 = (loader.array("encoder.conv1.weight"), loader.array("encoder.conv1.bias"))
         self.conv2 = (loader.array("encoder.conv2.weight"), loader.array("encoder.conv2.bias"))
         self.dtype = self.conv1[0].dtype
@@ -215,25 +212,56 @@ class Whisper:
         :param mel: shape (rows, mel frames, mels), an even number of frames, at most 3,000.
         :returns: features of each row, evaluated.
         """
-        return self._kernels.encode(mel.astype(self.dtype), self._encoder_program)
+        kernels = self._kernels
+        if isinstance(kernels, HostKernels):
+            mx.eval(mel)
+            return host.encode(self, host_view(mel), kernels, self.hear_silence())
+        behind = self.hear_silence().encoder
+        return kernels.features(self._encode(mel.astype(self.dtype), kernels, behind, None))
 
-    def _encoder_program(self, mel: mx.array) -> Program:
-        x = yield Gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])
-        x = yield Gelu(mx.conv1d(x, self.conv2[0], stride=2, padding=1) + self.conv2[1])
-        # A shorter window takes the first positions, as if the rest had not been there.
-        x = x + self.audio_positions[: x.shape[1]]
-        for block in self.encoder:
+    def hear_silence(self) -> Silence:
+        """What stands behind windows that end before 30 s; computed where it has been forgotten."""
+        if self.silence is None:
+            self.silence = self._silence()
+        return self.silence
+
+    def _silence(self) -> Silence:
+        kernels = self._kernels
+        if isinstance(kernels, HostKernels):
+            return host.silence(self, kernels)
+        mel = mx.zeros((1, 2 * self.dims.n_audio_ctx, self.dims.n_mels), self.dtype)
+        heard: Layers = []
+        features = kernels.features(self._encode(mel, kernels, None, heard))
+        mx.eval(heard)
+        return Silence(heard, features[0])
+
+    def _encode(
+        self, mel: mx.array, kernels: DeviceKernels, behind: Layers | None, heard: Layers | None
+    ) -> list[tuple[mx.array, mx.array]]:
+        """The encoder in MLX's operations. Keys and values of its layers are put into *heard*."""
+        x = kernels.gelu(mx.conv1d(mel, self.conv1[0], padding=1) + self.conv1[1])
+        x = kernels.gelu(mx.conv1d(x, self.conv2[0], stride=2, padding=1) + self.conv2[1])
+        rows, frames, _ = x.shape
+        # A shorter window takes the first positions; silence has the others.
+        x = x + self.audio_positions[:frames]
+        for number, block in enumerate(self.encoder):
             y = block.attn_ln(x)
-            heard = yield Attend(block.query(y), block.key(y), block.value(y))
-            x = x + block.out(heard)
-            raised = yield Gelu(block.mlp1(block.mlp_ln(x)))
-            x = x + block.mlp2(raised)
+            key, value = block.key(y), block.value(y)
+            if heard is not None:
+                heard.append((key, value))
+            if behind is not None and frames < self.dims.n_audio_ctx:
+                far = (mx.repeat(side[:, frames:], rows, axis=0) for side in behind[number])
+                key, value = (
+                    mx.concatenate(list(sides), axis=1) for sides in zip((key, value), far, strict=True)
+                )
+            x = x + block.out(kernels.attend(block.query(y), key, value))
+            x = x + block.mlp2(kernels.gelu(block.mlp1(block.mlp_ln(x))))
         x = self.encoder_ln(x)
         return [(b.cross_key(x), b.cross_value(x)) for b in self.decoder if b.cross_key and b.cross_value]
 
     def cache(self, features: Sequence[Features]) -> Cache:
         """An empty decoder cache for rows with these features."""
-        return self._kernels.cache(features)
+        return self._kernels.cache(features, self.hear_silence())
 
     def decode(self, tokens: Sequence[Sequence[int]], cache: Cache, at: Sequence[int]) -> FloatArray:
         """Run the decoder over new tokens of every row.
@@ -242,6 +270,8 @@ class Whisper:
         :param at: positions among the new ones whose logits are wanted.
         :returns: logits on the host, writable, shape (rows, len(at), vocabulary).
         """
+        if isinstance(cache, HostCache) and isinstance(self._kernels, HostKernels):
+            return host.decode(self, tokens, cache, at, self._kernels)
         new = len(tokens[0])
         positions = mx.array(cache.lengths)[:, None] + mx.arange(new)[None, :]
         x = self.embedding.rows(mx.array([list(row) for row in tokens])) + self.text_positions[positions]
@@ -258,8 +288,6 @@ class Whisper:
     def _logits(self, x: mx.array) -> FloatArray:
         if self.embedding.scales is None:
             return self._kernels.logits(x, self.embedding.weight)
-        if self.embedding.each is not None:
-            return self.embedding.on_host(x)
         scores = self.embedding(x).astype(mx.float32)
         mx.eval(scores)
         mx.synchronize()
@@ -270,7 +298,6 @@ class _Loader:
     """Takes variables by name; a missing one is a :class:`BadModel`.
 
     :param bits: to which dense weights are quantized, one after the other; the encoder's to 8 at least.
-    :param each: for the decoder's quantized weights on the host.
     """
 
     def __init__(
@@ -278,12 +305,10 @@ class _Loader:
         variables: dict[str, mx.array],
         quantization: Mapping[str, Any] | None,
         bits: int | None,
-        each: packed.Each | None,
     ) -> None:
         self._variables = variables
         self._quantization = quantization
         self._wanted = bits
-        self._each = each
         self.bits = int(quantization["bits"]) if quantization else bits or 0
 
     def array(self, name: str) -> mx.array:
@@ -293,18 +318,17 @@ class _Loader:
             raise BadModel(f"the weights lack {name}") from None
 
     def linear(self, name: str, *, decoder: bool) -> Linear:
-        each = self._each if decoder else None
         weight, bias = self.array(f"{name}.weight"), self._variables.get(f"{name}.bias")
         if self._quantization is not None and f"{name}.scales" in self._variables:
             scales, zeros = self.array(f"{name}.scales"), self.array(f"{name}.biases")
-            return Linear(weight, bias, scales, zeros, int(self._quantization["group_size"]), self.bits, each)
+            return Linear(weight, bias, scales, zeros, int(self._quantization["group_size"]), self.bits)
         if self._wanted is None or self._quantization is not None:
             return Linear(weight, bias)
         # The dense weight goes before the next one comes: all at once, they would need room for both forms.
         bits = self._wanted if decoder else max(self._wanted, LEAST_ENCODER_BITS)
         del self._variables[f"{name}.weight"]
         small, scales, zeros = packed.pack(weight, bits)
-        return Linear(small, bias, scales, zeros, bits=bits, each=each)
+        return Linear(small, bias, scales, zeros, bits=bits)
 
     def norm(self, name: str) -> Norm:
         return Norm(self.array(f"{name}.weight"), self.array(f"{name}.bias"))

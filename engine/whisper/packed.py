@@ -2,9 +2,8 @@
 
 MLX packs groups of 64 weights along the input axis, each with a scale and a zero in the type of the dense weight
 (``mx.quantize``, affine mode). Metal and CUDA multiply by packed weights as they are. MLX's CPU backend does so a
-hundred times slower than by dense ones, so there they are unpacked on the way: in the encoder by MLX, one layer's
-weight at a time, where a weight meets hundreds of frames; in the decoder by NumPy, in blocks that stay in the cache of
-a core, where a weight meets a handful of rows and is read once.
+hundred times slower than by dense ones, so there NumPy unpacks them on the way, in blocks that stay in the cache of a
+core, and no layer is ever whole in memory: a block meets some hundred frames in the encoder, some rows in the decoder.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def rungs(model: Whisper) -> tuple[Rung, ...]:
 
 
 def weights_bytes(model: Whisper) -> int:
-    """Bytes of all weights as they are now."""
+    """Bytes of all weights as they are now, and of what is kept of silence, which is as lasting."""
     norms = [
         array
         for block in (*model.encoder, *model.decoder)
@@ -67,7 +67,15 @@ def weights_bytes(model: Whisper) -> int:
         for array in (norm.weight, norm.bias)
     ]
     rest = [*model.conv1, *model.conv2, model.audio_positions, model.text_positions, *norms]
-    return sum(array.nbytes for array in rest) + sum(_bytes(linear) for _, linear, _ in _linears(model))
+    weights = sum(array.nbytes for array in rest) + sum(_bytes(linear) for _, linear, _ in _linears(model))
+    return weights + silence_bytes(model)
+
+
+def silence_bytes(model: Whisper) -> int:
+    """Of :class:`engine.whisper.kernels.Silence`: keys and values of every layer over a window of 30 s."""
+    dims = model.dims
+    layers = dims.n_audio_layer + dims.n_text_layer
+    return 2 * dims.n_audio_ctx * dims.n_audio_state * layers * model.dtype.size
 
 
 def change(model: Whisper, folder: Path, bits: int) -> Measured:
@@ -80,6 +88,8 @@ def change(model: Whisper, folder: Path, bits: int) -> Measured:
     if model.quantized_on_disk or bits not in (dense, *BITS):
         raise PrecisionError(f"there is no way to {bits} bits")
     before_bits = model.bits
+    # It was computed with the old weights.
+    model.silence = None
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -133,13 +143,10 @@ class _Change:
         on_disk = self._disk.pop(f"{name}.weight")
         if bits == self._dense:
             mx.eval(on_disk)
-            return Linear(on_disk, old.bias, each=old.each)
+            return Linear(on_disk, old.bias)
         source = old.weight if old.scales is None else on_disk
         weight, scales, zeros = packed.pack(source, bits)
-        return Linear(weight, old.bias, scales, zeros, bits=bits, each=self._each(decoder))
-
-    def _each(self, decoder: bool) -> packed.Each | None:
-        return self._model.each if decoder else None
+        return Linear(weight, old.bias, scales, zeros, bits=bits)
 
 
 def _parts(decoder: bool) -> dict[str, str]:

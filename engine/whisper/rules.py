@@ -54,6 +54,29 @@ class LogitRules:
         :param generator: draws where *temperature* is above 0.
         :raises NumericFailure: not a number among the logits.
         """
+        allowed, first = self._allowed(logits, tokens, timestamps)
+        return _pick(allowed, first, temperature, generator)
+
+    def candidates(
+        self, logits: FloatArray, tokens: Sequence[int], *, timestamps: bool, count: int
+    ) -> list[Choice]:
+        """The likeliest next tokens of one row, at most *count*, the likeliest first; see :meth:`choose`.
+
+        Tokens that may not come are none of them, so that there may be fewer.
+        """
+        allowed, first = self._allowed(logits, tokens, timestamps)
+        total = _logsumexp(allowed)
+        count = min(count, len(allowed))
+        best = np.argpartition(allowed, len(allowed) - count)[len(allowed) - count :]
+        # Equal ones in the order of their tokens, as argmax has it.
+        best = best[np.lexsort((best, -allowed[best]))]
+        return [Choice(first + int(i), float(allowed[i]) - total) for i in best if allowed[i] > -np.inf]
+
+    def _allowed(self, logits: FloatArray, tokens: Sequence[int], timestamps: bool) -> tuple[FloatArray, int]:
+        """Logits among which the next token is, those that may not come at minus infinity, and the first one's token.
+
+        :raises NumericFailure: not a number among the logits.
+        """
         if not np.isfinite(logits.max()):
             raise NumericFailure("the decoder's logits are not finite")
         logits[self._suppressed] = -np.inf
@@ -63,13 +86,13 @@ class LogitRules:
         begin = self._tokenizer.timestamp_begin
         if not timestamps:
             logits[begin:] = -np.inf
-            return _pick(logits, 0, temperature, generator)
+            return logits, 0
         self._forbid_timestamps(logits, tokens)
         text, times = logits[:begin], logits[begin:]
         # A timestamp comes if all of them together are likelier than any one text token.
         if _logsumexp(times) > text.max():
-            return _pick(times, begin, temperature, generator)
-        return _pick(logits, 0, temperature, generator)
+            return times, begin
+        return logits, 0
 
     def _forbid_timestamps(self, logits: FloatArray, tokens: Sequence[int]) -> None:
         """Timestamps come in pairs, never fall, and open the transcript."""

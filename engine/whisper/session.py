@@ -1,7 +1,9 @@
 """A running batch of chunks, advanced one step at a time.
 
 ``step()`` makes one call to the encoder or one to the decoder, so that a cancellation takes effect between two
-of them, and rows join and leave at any step. What a row gives depends on its chunk and options alone
+of them, and rows join and leave at any step. A row holds one of a bounded number of slots from its encoder step to
+its end; the next one that waits takes it in the step after. While rows are decoded, encoder steps are small and
+come between decoder steps (:class:`engine.stepping.Schedule`). What a row gives depends on its chunk and options alone
 (invariant I8): rows are never padded against each other, windows come from the chunk's own duration, and
 sampling is seeded by the chunk's own samples.
 
@@ -11,91 +13,26 @@ temperatures; a decode that ends before its audio does is followed by another ov
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
 from engine import spool, windows
-from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, Segment
-from engine.stepping import Kind, Outcome, StepPlan
-from engine.whisper import audio, rules, transcript
-from engine.whisper.kernels import Cache, Features
+from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions
+from engine.stepping import Kind, Outcome, Schedule, StepPlan
+from engine.whisper import aligning, audio, rules, transcript
+from engine.whisper.kernels import Cache, compacted
 from engine.whisper.model import Whisper
-from engine.whisper.tokenizer import Tokenizer
+from engine.whisper.rows import Row, Task, search_of, tried_again
+from engine.whisper.search import MAX_BEAM, MAX_BEST_OF
+from engine.whisper.tokenizer import Tokenizer, TooManyHotWords
 
 MAX_COMPRESSION_RATIO = 2.4
 MIN_AVG_LOGPROB = -1.0
 MAX_NO_SPEECH_PROB = 0.6
 """Thresholds of the Whisper paper, section 4.5."""
-
-ENCODE_STEP_S = 64.0
-"""Window seconds of one encoder step: bounds how long a cancellation waits."""
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    """A chunk and what is known of it so far."""
-
-    request: ChunkRequest
-    samples: audio.FloatArray
-    mel: audio.FloatArray
-    language: str | None
-    prompt: list[int]
-    segments: list[Segment] = field(default_factory=list)
-    no_speech_prob: float | None = None
-    logprob_sum: float = 0.0
-    logprob_count: int = 0
-    tokens: int = 0
-    temperature: float = 0.0
-    window_s: float = 0.0
-    widened: bool = False
-
-    @property
-    def text(self) -> str:
-        return "".join(segment.text for segment in self.segments).strip()
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One decode of a chunk, or of the rest of it."""
-
-    task: _Task
-    start: int
-    """First mel frame (10 ms)."""
-    window: int
-    """Encoder frames (20 ms)."""
-    cap: int
-    cap_is_asked: bool
-    """The cap is the caller's: reaching it is no sign of a loop."""
-    tail: bool = False
-    """Follows a decode that took the rest for silence: taken only if it is good at once."""
-    attempt: int = 0
-    features: Features | None = None
-    opening: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprob_sum: float = 0.0
-    no_speech_prob: float = 0.0
-    ended: bool = False
-    looped: bool = False
-    generator: np.random.Generator | None = None
-    rejected: list[_Row] = field(default_factory=list)
-    """Earlier decodes of the same audio, which looked wrong."""
-
-    @property
-    def length_s(self) -> float:
-        return self.task.request.duration_s - self.start / audio.MEL_FRAMES_PER_SECOND
-
-    @property
-    def temperature(self) -> float:
-        return self.task.request.options.temperatures[self.attempt]
-
-    @property
-    def avg_logprob(self) -> float:
-        return self.logprob_sum / (len(self.tokens) + 1)
 
 
 class WhisperSession:
@@ -105,14 +42,19 @@ class WhisperSession:
     :param tokenizer: of the same folder.
     """
 
-    def __init__(self, model: Whisper, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Whisper, tokenizer: Tokenizer, schedule: Schedule | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self._rules = rules.LogitRules(tokenizer)
+        self._heads = model.alignment_heads
+        self._schedule = schedule or Schedule()
+        self._decoder_steps = 0
+        """Since the last encoder step."""
         self._arriving: list[ChunkRequest] = []
-        self._waiting: list[_Row] = []
-        self._encoded: list[_Row] = []
-        self._running: list[_Row] = []
+        self._waiting: list[Row] = []
+        self._encoded: list[Row] = []
+        self._running: list[Row] = []
+        self._aligning: list[Row] = []
         self._cache: Cache | None = None
         self._outcomes: list[Outcome] = []
 
@@ -123,11 +65,24 @@ class WhisperSession:
         for chunk in chunks:
             reason = spool.refusal(
                 chunk, languages=self.tokenizer.languages, can_translate=self.tokenizer.multilingual
-            )
+            ) or self._refusal(chunk.options)
             if reason is None:
                 self._arriving.append(chunk)
             else:
                 self._outcomes.append(ChunkFailed(chunk.id, chunk.job, *reason, retryable=False))
+
+    def _refusal(self, options: DecodeOptions) -> tuple[str, str] | None:
+        if not 1 <= options.beam_size <= MAX_BEAM or not 1 <= options.best_of <= MAX_BEST_OF:
+            return "unsupported_option", f"beam_size lies in 1..{MAX_BEAM}, best_of in 1..{MAX_BEST_OF}"
+        try:
+            self._context(options)
+        except TooManyHotWords as exc:
+            return "unsupported_option", str(exc)
+        return None
+
+    def _context(self, options: DecodeOptions) -> list[int]:
+        """Tokens before the transcript. :raises TooManyHotWords: see :meth:`Tokenizer.context`."""
+        return self.tokenizer.context(options.prompt, options.hot_words, self.model.dims.n_text_ctx // 2 - 1)
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Drop the rows of these chunks and answer for them; others' ids are passed over."""
@@ -151,15 +106,14 @@ class WhisperSession:
     @property
     def busy(self) -> bool:
         """Whether :meth:`step` has something to do."""
-        return bool(self._arriving or self._waiting or self._encoded or self._running)
+        return bool(self._arriving or self._waiting or self._encoded or self._running or self._aligning)
 
     def texts(self) -> list[tuple[ChunkRequest, str]]:
         """Text so far of each chunk that is being decoded."""
         found = []
         for row in self._running:
-            so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(
-                row.tokens
-            )
+            tokens = list(row.search.best().tokens) if row.search is not None else []
+            so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(tokens)
             # A character may still lack some of its bytes.
             found.append((row.task.request, so_far.rstrip("\ufffd").strip()))
         return found
@@ -170,13 +124,20 @@ class WhisperSession:
         def goes(request: ChunkRequest) -> bool:
             return names is None or request.id in names
 
-        rows = [*self._waiting, *self._encoded, *self._running]
+        rows = [*self._waiting, *self._encoded, *self._running, *self._aligning]
         gone = [request for request in self._arriving if goes(request)]
         gone += [row.task.request for row in rows if goes(row.task.request)]
         self._arriving = [request for request in self._arriving if not goes(request)]
         self._waiting = [row for row in self._waiting if not goes(row.task.request)]
         self._encoded = [row for row in self._encoded if not goes(row.task.request)]
-        self._keep([i for i, row in enumerate(self._running) if not goes(row.task.request)])
+        self._aligning = [row for row in self._aligning if not goes(row.task.request)]
+        index: list[int] = []
+        at = 0
+        for row in self._running:
+            stop = at + len(row.lines)
+            index += [] if goes(row.task.request) else range(at, stop)
+            at = stop
+        self._keep([row for row in self._running if not goes(row.task.request)], index, at)
         return gone
 
     # --- stepping --------------------------------------------------------------------------
@@ -184,12 +145,14 @@ class WhisperSession:
     def plan(self) -> StepPlan | None:
         """What :meth:`step` would do now; None when there is nothing left. Reads the chunks that arrived."""
         self._admit()
-        if self._waiting:
-            return _plan("encode", self._next_to_encode())
+        if encoding := self._next_to_encode():
+            return self._plan("encode", encoding)
         if undetected := self._undetected():
-            return _plan("detect", undetected)
+            return self._plan("detect", undetected)
+        if self._aligning:
+            return self._plan("align", self._aligning[: aligning.MAX_ROWS])
         rows = self._next_to_open() or self._running
-        return _plan("decode", rows) if rows else None
+        return self._plan("decode", rows) if rows else None
 
     def step(self) -> None:
         """Run one step. Outcomes wait for :meth:`take`.
@@ -197,14 +160,31 @@ class WhisperSession:
         :raises Exception: what MLX raises; the session is then good for :meth:`abandon` alone.
         """
         self._admit()
-        if self._waiting:
-            self._encode(self._next_to_encode())
-        elif undetected := self._undetected():
+        if encoding := self._next_to_encode():
+            self._encode(encoding)
+            self._decoder_steps = 0
+            return
+        self._decoder_steps += 1
+        if undetected := self._undetected():
             self._detect(undetected)
+        elif self._aligning:
+            self._align(self._aligning[: aligning.MAX_ROWS])
         elif opening := self._next_to_open():
             self._open(opening)
         elif self._running:
             self._advance()
+
+    def _plan(self, kind: Kind, rows: Sequence[Row]) -> StepPlan:
+        return StepPlan(
+            kind,
+            tuple(row.task.request.id for row in rows),
+            tuple(row.task.request.job for row in rows),
+            max(row.window_s for row in rows),
+            audio_s=sum(min(row.length_s, row.window_s) for row in rows),
+            padded_s=sum(row.window_s for row in rows),
+            slots=self._schedule.slots,
+            waiting=len(self._waiting),
+        )
 
     def _admit(self) -> None:
         arriving, self._arriving = self._arriving, []
@@ -219,12 +199,10 @@ class WhisperSession:
             samples = audio.from_pcm(data)
             mel = audio.log_mel(samples, self.model.dims.n_mels)
             language = request.options.language if self.tokenizer.multilingual else "en"
-            limit = self.model.dims.n_text_ctx // 2 - 1
-            prompt = self.tokenizer.prompt(request.options.prompt, limit)
-            task = _Task(request, samples, mel, language, prompt)
+            task = Task(request, samples, mel, language, self._context(request.options))
             self._waiting.append(self._row(task, 0))
 
-    def _row(self, task: _Task, start: int, tail: bool = False) -> _Row:
+    def _row(self, task: Task, start: int, tail: bool = False) -> Row:
         rest_s = max(0.0, task.request.duration_s - start / audio.MEL_FRAMES_PER_SECOND)
         window = windows.window_frames(rest_s)
         if start == 0:
@@ -232,26 +210,40 @@ class WhisperSession:
         cap = windows.token_cap(rest_s)
         asked = task.request.options.max_tokens
         left = math.inf if asked is None else asked - task.tokens
-        return _Row(task, start, window, int(min(cap, left)), cap_is_asked=left <= cap, tail=tail)
+        return Row(task, start, window, int(min(cap, left)), cap_is_asked=left <= cap, tail=tail)
 
-    def _next_to_encode(self) -> list[_Row]:
-        """Waiting rows with the window of the first, as many as a step may hold."""
-        window = self._waiting[0].window
-        limit = max(1, int(ENCODE_STEP_S * windows.FRAMES_PER_SECOND / window))
-        return [row for row in self._waiting if row.window == window][:limit]
+    def _next_to_encode(self) -> list[Row]:
+        """Waiting rows for the encoder's turn, if it is its turn: those that came first, as many as it may hold."""
+        schedule = self._schedule
+        held = [*self._encoded, *self._running, *self._aligning]
+        free = schedule.slots - sum(row.width for row in held)
+        if self._running and self._decoder_steps < schedule.decode_steps:
+            return []
+        limit_s = schedule.encode_beside_s if self._running else schedule.encode_s
+        rows: list[Row] = []
+        for row in self._waiting:
+            if rows and sum(other.window_s for other in rows) + row.window_s > limit_s:
+                break
+            # A search wider than there are slots must be able to run, by itself.
+            if row.width > free and (rows or held):
+                break
+            free -= row.width
+            rows.append(row)
+        return rows
 
-    def _encode(self, rows: list[_Row]) -> None:
-        frames = 2 * rows[0].window
-        mel = np.stack([audio.window(r.task.mel, r.start, frames) for r in rows])
-        for row, features in zip(rows, self.model.encode(mx.array(mel)), strict=True):
-            row.features = features
+    def _encode(self, rows: list[Row]) -> None:
+        for window in sorted({row.window for row in rows}):
+            alike = [row for row in rows if row.window == window]
+            mel = np.stack([audio.window(row.task.mel, row.start, 2 * window) for row in alike])
+            for row, features in zip(alike, self.model.encode(mx.array(mel)), strict=True):
+                row.features = features
         self._waiting = [row for row in self._waiting if row not in rows]
         self._encoded += rows
 
-    def _undetected(self) -> list[_Row]:
+    def _undetected(self) -> list[Row]:
         return [row for row in self._encoded if row.task.language is None]
 
-    def _detect(self, rows: list[_Row]) -> None:
+    def _detect(self, rows: list[Row]) -> None:
         """The likeliest language token after the start (Whisper's ``detect_language``)."""
         cache = self.model.cache([row.features for row in rows])
         logits = self.model.decode([[self.tokenizer.sot]] * len(rows), cache, [0])[:, 0]
@@ -264,7 +256,7 @@ class WhisperSession:
                 continue
             row.task.language = codes[int(scores.argmax())]
 
-    def _next_to_open(self) -> list[_Row]:
+    def _next_to_open(self) -> list[Row]:
         """Encoded rows whose opening tokens are as many as the first one's, so that none is padded."""
         for row in self._encoded:
             if not row.opening:
@@ -275,134 +267,160 @@ class WhisperSession:
         shapes = [(len(row.opening), len(row.task.prompt)) for row in self._encoded]
         return [row for row, shape in zip(self._encoded, shapes, strict=True) if shape == shapes[0]]
 
-    def _open(self, rows: list[_Row]) -> None:
+    def _open(self, rows: list[Row]) -> None:
         """First decoder call of rows: their opening tokens at once. They then join the running batch."""
         cache = self.model.cache([row.features for row in rows])
         sot = len(rows[0].task.prompt)
         at = sorted({sot, len(rows[0].opening) - 1})
         logits = self.model.decode([row.opening for row in rows], cache, at)
         self._encoded = [row for row in self._encoded if row not in rows]
-        first = len(self._running)
-        self._running += rows
+        held = sum(len(row.lines) for row in self._running)
         if self._cache is None:
             self._cache = cache
         else:
             self._cache.append(cache)
-        going = list(range(first))
+        going, index = list(self._running), list(range(held))
         for i, row in enumerate(rows):
             try:
                 row.no_speech_prob = rules.probability(logits[i, 0], self.tokenizer.no_speech)
             except rules.NumericFailure:
                 self._fail_numeric(row)
                 continue
-            if self._choose(row, logits[i, -1]):
-                going.append(first + i)
-        self._keep(going)
+            row.search = search_of(row, self._rules, self.tokenizer.eot)
+            parents = self._choose(row, logits[i, -1:])
+            if parents:
+                going.append(row)
+                index += [held + i] * len(parents)
+        self._keep(going, index, held + len(rows))
 
     def _advance(self) -> None:
-        """One token for every running row."""
+        """One token for every line of every running row."""
         assert self._cache is not None
-        tokens = [[row.tokens[-1]] for row in self._running]
+        tokens = [[line.tokens[-1]] for row in self._running for line in row.lines]
         logits = self.model.decode(tokens, self._cache, [0])[:, 0]
-        going = [i for i, row in enumerate(self._running) if self._choose(row, logits[i])]
-        self._keep(going)
+        going: list[Row] = []
+        index: list[int] = []
+        at = 0
+        for row in self._running:
+            stop = at + len(row.lines)
+            parents = self._choose(row, logits[at:stop])
+            if parents:
+                going.append(row)
+                index += [at + parent for parent in parents]
+            at = stop
+        self._keep(going, index, at)
 
-    def _keep(self, going: Sequence[int]) -> None:
-        """Go on with these running rows only, so that the rest cost nothing."""
-        if len(going) == len(self._running):
-            return
-        self._running = [self._running[i] for i in going]
-        if not going:
+    def _keep(self, going: list[Row], index: Sequence[int], held: int) -> None:
+        """Go on with these rows only, so that the rest cost nothing.
+
+        :param index: the cache's row that each of their lines goes on from.
+        :param held: rows that the cache has.
+        """
+        self._running = going
+        if not index:
             self._cache = None
-        elif self._cache is not None:
-            self._cache.keep(going)
+            return
+        order = list(index)
+        if len(going) == len(order):
+            # Each has one line: those that left are replaced by the last ones, and the others stay where they are.
+            order = compacted(order)
+            row_at = dict(zip(index, going, strict=True))
+            self._running = [row_at[place] for place in order]
+        if self._cache is not None and order != list(range(held)):
+            self._cache.keep(order)
 
-    def _choose(self, row: _Row, logits: rules.FloatArray) -> bool:
-        """Give a row its next token. Returns whether it goes on."""
-        options = row.task.request.options
+    def _choose(self, row: Row, logits: rules.FloatArray) -> tuple[int, ...]:
+        """Give each line of a row its next token. Returns the lines that those which go on come from."""
+        assert row.search is not None
         try:
-            choice = self._rules.choose(
-                logits,
-                row.tokens,
-                timestamps=options.timestamps,
-                temperature=row.temperature,
-                generator=self._generator(row),
-            )
+            parents = row.search.advance(logits)
         except rules.NumericFailure:
             self._fail_numeric(row)
-            return False
-        row.logprob_sum += choice.logprob
-        if choice.token == self.tokenizer.eot:
-            row.ended = True
-        else:
-            row.tokens.append(choice.token)
-            row.looped = rules.is_loop(row.tokens)
-        if row.ended or row.looped or len(row.tokens) >= row.cap:
+            return ()
+        if not parents:
+            row.line, row.search = row.search.best(), None
             self._judge(row)
-            return False
-        return True
+        return parents
 
-    @staticmethod
-    def _generator(row: _Row) -> np.random.Generator | None:
-        """Draws that depend on the chunk's samples and on the attempt alone."""
-        if row.temperature == 0:
-            return None
-        if row.generator is None:
-            digest = hashlib.sha256(row.task.samples.tobytes())
-            digest.update(f"{row.start}/{row.attempt}".encode())
-            row.generator = np.random.Generator(np.random.Philox(int.from_bytes(digest.digest()[:8], "big")))
-        return row.generator
-
-    def _fail_numeric(self, row: _Row) -> None:
+    def _fail_numeric(self, row: Row) -> None:
         request = row.task.request
         message = "the model gave numbers that are not finite"
         self._outcomes.append(ChunkFailed(request.id, request.job, "numeric", message, retryable=True))
 
     # --- judging a decode ---------------------------------------------------------------------
 
-    def _judge(self, row: _Row) -> None:
+    def _judge(self, row: Row) -> None:
         """Take a decode, or try its audio again (Whisper paper, section 4.5)."""
         if self._is_silent(row):
             self._settle(row, heard=False)
         elif not self._looks_wrong(row):
-            self._settle(row, heard=True)
+            self._take(row)
         elif row.window < windows.BUCKET_FRAMES[-1]:
-            self._waiting.append(_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
+            self._waiting.append(tried_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
         elif row.tail:
             self._settle(row, heard=False)
         elif row.attempt + 1 < len(row.task.request.options.temperatures):
-            again = _again(row, window=row.window, attempt=row.attempt + 1)
+            again = tried_again(row, window=row.window, attempt=row.attempt + 1)
             again.features = row.features
             self._encoded.append(again)
         else:
-            self._settle(self._least_wrong([*row.rejected, row]), heard=True)
+            self._take(self._least_wrong([*row.rejected, row]))
 
-    def _is_silent(self, row: _Row) -> bool:
+    def _take(self, row: Row) -> None:
+        """Settle a decode, once its words have times where they are asked for."""
+        row.reading = self._read(row)
+        if row.task.request.options.words and row.reading.segments:
+            self._aligning.append(row)
+        else:
+            self._settle(row, heard=True)
+
+    def _align(self, rows: list[Row]) -> None:
+        """Find the times of the words of these rows, together."""
+        spoken = []
+        for row in rows:
+            assert row.reading is not None
+            language, task = row.task.language or "en", row.task.request.options.task
+            line = row.line
+            spoken.append(
+                aligning.Spoken(
+                    row.features, row.reading, line.tokens, line.logprobs, language, task, row.length_s
+                )
+            )
+        found = aligning.add_words(self.model, self.tokenizer, self._heads, spoken)
+        self._aligning = [row for row in self._aligning if row not in rows]
+        for row, reading in zip(rows, found, strict=True):
+            if isinstance(reading, rules.NumericFailure):
+                self._fail_numeric(row)
+            else:
+                row.reading = reading
+                self._settle(row, heard=True)
+
+    def _is_silent(self, row: Row) -> bool:
         if row.no_speech_prob <= MAX_NO_SPEECH_PROB:
             return False
         # Of digital silence the models are sure that it says "you".
-        unlikely = row.avg_logprob < MIN_AVG_LOGPROB
+        unlikely = row.line.score < MIN_AVG_LOGPROB
         return unlikely or row.tail or not audio.is_audible(row.task.samples[row.start * audio.HOP :])
 
-    def _looks_wrong(self, row: _Row) -> bool:
+    def _looks_wrong(self, row: Row) -> bool:
         return (
-            row.looped
-            or not (row.ended or row.cap_is_asked)
-            or row.avg_logprob < MIN_AVG_LOGPROB
-            or rules.compression_ratio(self.tokenizer.decode(row.tokens)) > MAX_COMPRESSION_RATIO
+            row.line.looped
+            or not (row.line.ended or row.cap_is_asked)
+            or row.line.score < MIN_AVG_LOGPROB
+            or rules.compression_ratio(self.tokenizer.decode(list(row.line.tokens))) > MAX_COMPRESSION_RATIO
         )
 
-    def _least_wrong(self, rows: list[_Row]) -> _Row:
+    def _least_wrong(self, rows: list[Row]) -> Row:
         """The likeliest of the decodes that do not repeat themselves, else the likeliest of all."""
         sound = [
             row
             for row in rows
-            if not row.looped
-            and rules.compression_ratio(self.tokenizer.decode(row.tokens)) <= MAX_COMPRESSION_RATIO
+            if not row.line.looped
+            and rules.compression_ratio(self.tokenizer.decode(list(row.line.tokens))) <= MAX_COMPRESSION_RATIO
         ]
-        return max(sound or rows, key=lambda row: row.avg_logprob)
+        return max(sound or rows, key=lambda row: row.line.score)
 
-    def _settle(self, row: _Row, heard: bool) -> None:
+    def _settle(self, row: Row, heard: bool) -> None:
         """Add what a decode says to its chunk, then go on with the rest of the audio or answer."""
         task = row.task
         if task.no_speech_prob is None:
@@ -410,11 +428,11 @@ class WhisperSession:
         task.widened = task.widened or bool(row.rejected)
         covered_s, silent_tail = row.length_s, False
         if heard:
-            task.logprob_sum += row.logprob_sum
-            task.logprob_count += len(row.tokens) + 1
-            task.tokens += len(row.tokens)
+            task.logprob_sum += row.line.total
+            task.logprob_count += len(row.line.tokens) + 1
+            task.tokens += len(row.line.tokens)
             task.temperature = max(task.temperature, row.temperature)
-            reading = self._read(row)
+            reading = row.reading or self._read(row)
             offset = row.start / audio.MEL_FRAMES_PER_SECOND
             before = task.segments[-1].end if task.segments else 0.0
             heard_now = transcript.without_echo(task.text, reading.segments) if row.tail else reading.segments
@@ -426,14 +444,11 @@ class WhisperSession:
         else:
             self._waiting.append(following)
 
-    def _read(self, row: _Row) -> transcript.Reading:
-        if row.task.request.options.timestamps:
-            return transcript.read_tokens(row.tokens, self.tokenizer, row.length_s)
-        text = self.tokenizer.decode(row.tokens)
-        segments = (Segment(0.0, row.length_s, text),) if text.strip() else ()
-        return transcript.Reading(segments, row.length_s, silent_tail=False)
+    def _read(self, row: Row) -> transcript.Reading:
+        read = transcript.read_tokens if row.task.request.options.timestamps else transcript.read_untimed
+        return read(row.line.tokens, self.tokenizer, row.length_s)
 
-    def _following(self, row: _Row, covered_s: float, silent_tail: bool) -> _Row | None:
+    def _following(self, row: Row, covered_s: float, silent_tail: bool) -> Row | None:
         """A row for the audio that a decode left out, if there is any worth it."""
         if covered_s >= row.length_s - transcript.TAIL_S or covered_s <= 0:
             return None
@@ -445,16 +460,16 @@ class WhisperSession:
             return None
         return self._row(row.task, start, tail=silent_tail)
 
-    def _answer(self, task: _Task, row: _Row) -> None:
+    def _answer(self, task: Task, row: Row) -> None:
         request = task.request
         self._outcomes.append(
             ChunkDone(
                 chunk=request.id,
                 job=request.job,
                 text=task.text,
-                segments=tuple(Segment(s.start, s.end, s.text.strip()) for s in task.segments),
+                segments=tuple(transcript.stripped(segment) for segment in task.segments),
                 language=task.language or "en",
-                avg_logprob=task.logprob_sum / task.logprob_count if task.logprob_count else row.avg_logprob,
+                avg_logprob=task.logprob_sum / task.logprob_count if task.logprob_count else row.line.score,
                 no_speech_prob=task.no_speech_prob or 0.0,
                 compression_ratio=rules.compression_ratio(task.text),
                 temperature=task.temperature,
@@ -464,18 +479,3 @@ class WhisperSession:
                 bits=self.model.bits,
             )
         )
-
-
-def _again(row: _Row, *, window: int, attempt: int) -> _Row:
-    """The same audio once more."""
-    rejected = [*row.rejected, row]
-    return _Row(row.task, row.start, window, row.cap, row.cap_is_asked, row.tail, attempt, rejected=rejected)
-
-
-def _plan(kind: Kind, rows: Sequence[_Row]) -> StepPlan:
-    return StepPlan(
-        kind,
-        tuple(row.task.request.id for row in rows),
-        tuple(row.task.request.job for row in rows),
-        max(row.window for row in rows) / windows.FRAMES_PER_SECOND,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ _MUSIC = "♩♪♫♬♭♮♯"
 
 class BadTokenizer(ValueError):
     """A tokenizer file that is not Whisper's."""
+
+
+class TooManyHotWords(ValueError):
+    """Hot words that leave too little room for context."""
 
 
 class Tokenizer:
@@ -84,6 +89,18 @@ class Tokenizer:
             return []
         ids = [token for token in self.encode(" " + text.strip()) if token < self.eot]
         return [self.sot_prev, *ids[-limit:]]
+
+    def context(self, prompt: str | None, hot_words: Sequence[str], limit: int) -> list[int]:
+        """Tokens that give hot words, then earlier context (as faster-whisper's ``hotwords`` do), or none.
+
+        :param limit: most text tokens; of the context the last ones are kept, of the hot words all.
+        :raises TooManyHotWords: they take more than half of *limit*.
+        """
+        hot = self.prompt(", ".join(hot_words), limit) if hot_words else []
+        if len(hot) > 1 + limit // 2:
+            raise TooManyHotWords(f"the hot words take more than {limit // 2} tokens")
+        earlier = self.prompt(prompt, limit - max(0, len(hot) - 1))
+        return [*hot, *earlier[1:]] if hot else earlier
 
     def start(self, language: str, task: str, timestamps: bool) -> list[int]:
         """Tokens that open a transcript (paper, figure 1)."""

@@ -64,6 +64,7 @@ def described(status: JobStatus) -> dict[str, Any]:
         "started": _seconds(status.started_ms),
         "finished": _seconds(status.finished_ms),
         "error": status.error.model_dump(mode="json") if status.error else None,
+        "webhook": status.hook_state,
     }
 
 

@@ -40,10 +40,27 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
     "--lane", type=click.Choice([lane.value for lane in LANES]), default="normal", show_default=True
 )
 @click.option("--language", help="ISO 639-1 code; without it the model detects the language.")
+@click.option("--words", is_flag=True, help="Give words their times: in JSON, and within the cues of vtt.")
+@click.option(
+    "--beam-size",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Lines that the search follows; more cost more.",
+)
+@click.option(
+    "--min-bits",
+    type=click.Choice(["4", "8", "16"]),
+    default="4",
+    show_default=True,
+    help="Fewest bits of each weight: workers short of memory move models to fewer.",
+)
+@click.option("--hot-word", "hot_words", multiple=True, help="A name or term likely to be said; repeatable.")
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="With --wait."
 )
 @click.option("--upload", is_flag=True, help="Send the bytes: the worker need not see the file.")
+@click.option("--webhook", metavar="URL", help="Told the end by a signed POST.")
 @click.option("--wait", is_flag=True, help="Show progress, then print the transcripts.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), help="Seconds to wait; the jobs go on after it."
@@ -56,8 +73,13 @@ def submit_command(
     model: str | None,
     lane: str,
     language: str | None,
+    words: bool,
+    beam_size: int,
+    min_bits: str,
+    hot_words: tuple[str, ...],
     form: str,
     upload: bool,
+    webhook: str | None,
     wait: bool,
     timeout_s: float | None,
     as_json: bool,
@@ -77,7 +99,12 @@ def submit_command(
         "model": model,
         "lane": lane,
         "language": language,
+        "words": words,
+        "beam_size": beam_size,
+        "min_bits": int(min_bits),
+        "hot_words": hot_words,
         "result_ttl_s": settings.result_ttl_s,
+        "webhook": webhook,
     }
     jobs = [Tracked(text, short_name(text)) for text in inputs]
     send(client, settings, jobs, upload=upload, options=options)

@@ -6,11 +6,20 @@ import importlib.util
 
 import click
 
-from ops import logs
 from ops.commands.common import load_settings
 from ops.exits import Trouble
 
-NEEDED = ("mlx", "mlx_audio", "av", "numpy", "soundfile", "tokenizers")
+NEEDED = (
+    "mlx",
+    "mlx_audio",
+    "av",
+    "numpy",
+    "prometheus_client",
+    "soundfile",
+    "structlog",
+    "tokenizers",
+    "uvicorn",
+)
 
 
 @click.command("worker")
@@ -24,9 +33,23 @@ def worker_command() -> int:
     if missing:
         raise Trouble(f"A worker needs {', '.join(missing)}: pip install 'decibatch[worker]'")
     settings = load_settings()
-    logs.set_up(settings.log_level)
-
+    from ops import logs
     from ops.worker_config import worker_config
     from worker import daemon
 
-    return daemon.run(worker_config(settings))
+    try:
+        logs.set_up(
+            settings.log_level,
+            settings.log_format,
+            settings.log_file,
+            file_mb=settings.log_file_mb,
+            file_count=settings.log_file_count,
+        )
+    except OSError as exc:
+        raise Trouble(f"The log {settings.log_file} cannot be written: {exc.strerror}") from exc
+    companion = None
+    if settings.health_server:
+        from ops.web import HealthServer
+
+        companion = HealthServer(settings.health_host, settings.health_port)
+    return daemon.run(worker_config(settings), companion)

@@ -17,6 +17,8 @@ local DEAD_TTL_S = 7 * 86400
 -- A consumer's count of incarnations outlives its last beat by this. Nothing is fenced by it (the attempt is the fence):
 -- it tells lives apart in health and in a job's owner. So longer than any worker sleeps, and than the dead are kept.
 local LIFE_MS = 30 * 86400 * 1000
+-- A job whose end somebody must still be told is kept for so long at least.
+local HOOK_TTL_S = 7 * 86400
 -- List items that one script may look through: about a millisecond.
 local SEARCHED = 10000
 
@@ -133,7 +135,8 @@ end
 -- dropped already is named by dropped.
 local function finish(id, state, field, body, dropped)
   local key = job_key(id)
-  local job = redis.call('HMGET', key, 'state', 'model', 'lane', 'entry', 'bytes', 'ttl', 'idem', 'attempt', 'tenant')
+  local job = redis.call('HMGET', key, 'state', 'model', 'lane', 'entry', 'bytes', 'ttl', 'idem', 'attempt', 'tenant',
+    'hook')
   local ttl = tonumber(job[6]) or 86400
   if state == 'dead' then ttl = math.max(ttl, DEAD_TTL_S) end
   -- What frees memory comes first: a server that is full refuses only the first write of a script that could
@@ -161,6 +164,13 @@ local function finish(id, state, field, body, dropped)
     redis.call('EXPIRE', events_key(id), EVENT_GRACE_S)
   end
   redis.call('PUBLISH', bell(id), #body <= BELL_BODY and state .. ' ' .. body or state)
+  if job[10] then
+    -- Written with the end itself: no death in between can lose it. lua/hook_take.lua hands it out.
+    redis.call('HSET', key, 'hook_state', 'pending', 'hook_tries', 0)
+    redis.call('EXPIRE', key, math.max(ttl, HOOK_TTL_S))
+    redis.call('ZREM', root .. ':bridged', id)
+    redis.call('ZADD', root .. ':hooks:' .. job[10], now, id)
+  end
   if state == 'dead' then
     local dead = root .. ':dead'
     redis.call('ZADD', dead, now, id)

@@ -1,10 +1,12 @@
 -- Admit a job, once. Returns {verdict, job id, state, milliseconds}.
 --   ok        written; exists  the same job or the same idempotency key was there already, with the same digest
 --   conflict  that id or key belongs to another payload; full  too much waits: come back after so many milliseconds
--- ARGV: id, payload, model, lane, tenant, wire, digest, deadline, not_before, ttl, idem, max_waiting, max_bytes [, inline bytes]
+-- ARGV: id, payload, model, lane, tenant, wire, digest, deadline, not_before, ttl, idem, max_waiting, max_bytes,
+-- hook (who is told the end: 'http', 'rq' or ''), what the hook needs to know [, inline bytes]
 local id, payload, model, lane, tenant = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local wire, digest, deadline, not_before = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
-local ttl, idem, max_waiting, max_bytes, inline = ARGV[10], ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14]
+local ttl, idem, max_waiting, max_bytes = ARGV[10], ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
+local hook, hook_to, inline = ARGV[14], ARGV[15], ARGV[16]
 
 local function known(other, its_digest)
   local state = redis.call('HGET', job_key(other), 'state')
@@ -49,6 +51,10 @@ end
 if idem ~= '' then
   redis.call('HSET', key, 'idem', idem)
   redis.call('SET', idem_key, id .. ' ' .. digest)
+end
+if hook ~= '' then
+  redis.call('HSET', key, 'hook', hook, 'hook_to', hook_to)
+  if hook == 'rq' then redis.call('ZADD', root .. ':bridged', now, id) end
 end
 if inline then
   redis.call('SET', inline_key(id), inline)

@@ -89,3 +89,22 @@ def test_logits_are_the_product_with_the_embedding(mlx: Any, kernels: Any) -> No
         table = generator.standard_normal((tokens, 48)).astype(np.float32)
         found = kernels.logits(mlx.array(x), mlx.array(table))
         assert np.abs(found - x @ table.T).max() < 1e-4
+
+
+def test_a_short_window_hears_what_a_long_one_does(mlx: Any, tiny: Any, clip: Any) -> None:
+    """With silence behind it, a window of the speech and two seconds gives the choices of a window of 30 s."""
+    from engine import spool
+    from engine.whisper import audio
+
+    speech = clip("beckett", 0, 6.0)
+    mel = audio.log_mel(audio.from_pcm(spool.read_spool(speech.path, 0, speech.samples)), 80)
+    tokens = [[50257, 50362, 10776, 3088]]
+    found = []
+    for frames in (416, 1500):
+        features = tiny.encode(mlx.array(audio.window(mel, 0, 2 * frames)[None]))
+        found.append(tiny.decode(tokens, tiny.cache(features), [1, 2, 3])[0])
+    short, long = found
+    likely = np.exp(long - long.max(axis=1, keepdims=True)) > 0.05
+    assert (short.argmax(axis=1) == long.argmax(axis=1)).all()
+    assert np.abs(short - long)[likely].max() < 0.75
+    assert tiny.silence is not None and tiny.silence.decoder[0][0].shape[1] == 1500

@@ -131,8 +131,7 @@ def test_a_batch_is_answered_chunk_by_chunk(each: Any, ask: Any, clip: Any) -> N
         async with each() as e:
             await e.load()
             await e.process.send(Dispatch(7, requests))
-            await e.process.send(Dispatch(8, requests[:1]))
-            await e.until(BatchDone, lambda done: done.batch == 7)
+            await e.until(BatchDone)
             assert sorted(done.chunk for done in e.of(ChunkDone)) == ["a", "b", "c"]
             assert all(done.job == f"job-{done.chunk}" and done.text for done in e.of(ChunkDone))
             steps = [step for step in e.of(StepDone) if step.batch == 7]
@@ -140,6 +139,7 @@ def test_a_batch_is_answered_chunk_by_chunk(each: Any, ask: Any, clip: Any) -> N
             assert {row for step in steps for row in step.rows} == {"a", "b", "c"}
             assert all(step.jobs == tuple(f"job-{row}" for row in step.rows) for step in steps)
             assert all(step.steps >= 1 and step.sample.active > 0 for step in steps)
+            await e.process.send(Dispatch(8, (replace(requests[0], id="d"),)))
             again = await e.until(BatchDone)
             assert again.batch == 8 and len(e.of(ChunkDone)) == 4
             assert e.of(ChunkDone)[-1].text == next(d.text for d in e.of(ChunkDone) if d.chunk == "a")
@@ -525,6 +525,9 @@ def test_the_stand_in_dies_after_so_many_chunks(cache_dir: Path, ask: Any, clip:
             await e.load()
             for i in range(3):
                 await e.process.send(Dispatch(i, (ask(str(i), clip("beckett", 0, 2)),)))
+                if i < 2:
+                    # Sent together, all three would be answered in one step.
+                    await e.until(BatchDone)
             await e.rest()
             assert len(e.of(ChunkDone)) == 2
             assert (await e.process.wait()).signal == "SIGKILL"

@@ -13,7 +13,7 @@ durations = st.floats(0.01, 30.0)
 
 @given(durations)
 def test_a_window_holds_the_chunk_and_its_margin(duration: float) -> None:
-    """A window is the chunk and five seconds, or the 30 s that a model takes at most."""
+    """A window is the chunk and the margin behind it, or the 30 s that a model takes at most."""
     window = windows.window_s(duration)
     assert min(duration + windows.MARGIN_S, 30.0) - 1e-9 <= window <= 30.0
 

@@ -12,10 +12,16 @@ from typing import Any
 
 import pytest
 
+from engine.fake import FakeConfig
 from ops.embedded import EmbeddedServer
+from queueing.client import Client
+from queueing.errors import JobFailed
 from queueing.keys import Keys
 from queueing.protocol import Queue
 from tests.ops.stand_in import StandIn, clean_environment
+from tests.support.waiting import wait_until
+from tests.support.watched import LANES, Watched
+from tests.support.worker_process import WorkerProcess, speech, write_wav
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +64,34 @@ def cli(server: EmbeddedServer, queue_name: str) -> Run:
         )
 
     return call
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A worker on a server of its own, for tests that only look: eleven jobs done over three lanes, one failed."""
+    folder = tmp_path_factory.mktemp("watched")
+    with EmbeddedServer(folder / "redis", durable=True) as server:
+        worker = WorkerProcess(
+            server.url,
+            folder,
+            fake=FakeConfig(step_s=0.01),
+            name="studio",
+            canary="true",
+            cache_dir=folder / "cache",
+        )
+        try:
+            worker.wait_ready()
+            clip = write_wav(folder / "clip.wav", speech(2.0))
+            with Client(server.url) as client:
+                for job in [client.submit(clip, lane=LANES[number % 3]) for number in range(11)]:
+                    client.result(job, timeout=60)
+                with pytest.raises(JobFailed):
+                    client.result(client.submit(folder / "none.wav"), timeout=60)
+            seen = Watched(worker, server.url)
+            wait_until(lambda: seen.status()["canary"]["models"], "the canary's result")
+            wait_until(lambda: seen.status()["queue"], "a look at the queue")
+            wait_until(lambda: worker.health().get("failures"), "the failure in the health")
+            yield seen
+            worker.terminate()
+        finally:
+            worker.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from queueing.connect import connect
-from queueing.job import ErrorInfo, Result, Segment, Timings
+from queueing.job import WIRE_VERSION, ErrorInfo, Result, Segment, Timings
 from queueing.protocol import Delivery, Queue
 from queueing.scripts import run
 
@@ -40,7 +40,7 @@ class StandIn:
         with connect(self.url) as redis:
             while not stop.wait(0.01):
                 for delivery in run(
-                    redis, self.queue.take("stand-in", "stand-in#1", 8, streams, wire=1)
+                    redis, self.queue.take("stand-in", "stand-in#1", 8, streams, wire=WIRE_VERSION)
                 ).deliveries:
                     self.taken.append(delivery)
                     outcome, body = self.answer(delivery)

@@ -395,3 +395,13 @@ def test_words_that_are_no_json_are_an_unready_worker(cli, server, queue_name) -
         client.set(keys.worker("odd"), "not json")
     done = cli("health", "--json")
     assert (done.returncode, json.loads(done.stdout)["workers"][0]["working"]) == (1, False)
+
+
+def test_a_webhook_is_part_of_the_job(cli, stand_in, tmp_path) -> None:
+    """`submit --webhook` asks for it, `status` says that it is still to be told, and a wrong URL is wrong usage."""
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    done = cli("submit", tmp_path / "a.wav", "--webhook", "https://app.example/hook", "--wait", "--json")
+    job = json.loads(done.stdout)["job"]
+    assert json.loads(cli("status", job, "--json").stdout)["webhook"] == "pending"
+    wrong = cli("submit", tmp_path / "a.wav", "--webhook", "mailto:me")
+    assert wrong.returncode != 0 and "webhook" in wrong.stdout + wrong.stderr

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.formats import render, srt, timestamp, vtt
-from queueing.job import Result, Segment
+from queueing.job import Result, Segment, Word
 
 TWO = (Segment(start=0.0, end=1.5, text=" Hello."), Segment(start=3661.25, end=3662.0, text="Good\n\nbye."))
 
@@ -72,3 +72,22 @@ def test_an_unknown_format_is_refused() -> None:
     """A format that is not listed raises instead of falling back to text."""
     with pytest.raises(ValueError, match="docx"):
         render(Result(text=""), "docx")
+
+
+def test_vtt_words_have_times_of_their_own() -> None:
+    """Each word but the first has its time before it; one that is not later than the last has none."""
+    words = (
+        Word(start=1.0, end=1.2, text="<Go>"),
+        Word(start=1.5, end=1.5, text=" on"),
+        Word(start=1.5, end=2.0, text="-air."),
+    )
+    cue = vtt([Segment(start=1.0, end=2.0, text="<Go> on-air.", words=words)])
+    assert cue.splitlines()[3] == "&lt;Go&gt; <00:00:01.500>on-air."
+
+
+def test_json_holds_the_words() -> None:
+    """Words with their times stand in the JSON of a result."""
+    words = (Word(start=0, end=1, text="Hi", probability=0.5),)
+    result = Result(text="Hi", segments=(Segment(start=0, end=1, text="Hi", words=words),))
+    told = json.loads(render(result, "json"))["segments"][0]["words"]
+    assert told == [{"start": 0, "end": 1, "text": "Hi", "probability": 0.5}]

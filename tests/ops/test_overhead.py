@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ops.bench import environments
+from ops.bench.environments import PeerUnavailable
 from ops.bench.overhead import peers
-from ops.bench.overhead.peers import BY_NAME, OURS, PeerUnavailable
+from ops.bench.overhead.peers import BY_NAME, OURS
 from ops.bench.overhead.run import Entry, Measured, Order, report, run
 
 JOBS = 50
@@ -66,7 +68,7 @@ def test_an_environment_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.
             command, int("pip" in command), "", "ERROR: No matching distribution"
         )
 
-    monkeypatch.setattr(peers.subprocess, "run", refuse)
+    monkeypatch.setattr(environments.subprocess, "run", refuse)
     for _ in range(2):
         with pytest.raises(PeerUnavailable, match="No matching distribution"):
             peers.interpreter(BY_NAME["arq"], tmp_path, lambda sentence: None)
@@ -82,6 +84,6 @@ def test_peers_of_our_own_environment_need_none(tmp_path: Path) -> None:
 def test_every_pin_is_exact(peer: peers.Contestant) -> None:
     """Every line of a list of pins names one version, and the version that is told is among them."""
     assert peer.pins is not None
-    lines = peers.pins_of(peer.pins).split()
+    lines = peers.pins_of(peer.pins).read_text().split()
     assert all(line.count("==") == 1 for line in lines)
     assert f"{peer.package}=={peers.version_of(peer)}" in lines

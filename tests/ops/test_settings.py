@@ -163,3 +163,47 @@ def test_the_hosts_name_becomes_a_consumer_name(monkeypatch) -> None:
     """A host's name with signs that no key may hold still gives a valid name."""
     monkeypatch.setattr("socket.gethostname", lambda: "Jo's {Mac}.local")
     assert load(worker_name=default_worker_name()).worker_name == "Jo-s--Mac"
+
+
+@pytest.mark.parametrize(
+    ("url", "roots"),
+    [
+        ("redis://127.0.0.1:6379/0", None),
+        ("redis://localhost/0", None),
+        ("redis://[::1]:6379", None),
+        ("unix:///run/redis.sock", None),
+        ("redis://queue.example:6379/0", ()),
+        ("rediss://10.0.0.5:6379/0", ()),
+    ],
+)
+def test_files_are_read_for_this_machine_alone(monkeypatch, url, roots) -> None:
+    """Where Redis can be reached from elsewhere, a worker reads no file until it is told which."""
+    monkeypatch.setenv("DECIBATCH_REDIS_URL", url)
+    assert worker_config(load()).media.roots == roots
+    monkeypatch.setenv("DECIBATCH_INPUT_ROOTS", "/srv/a, /srv/b")
+    assert worker_config(load()).media.roots == ("/srv/a", "/srv/b")
+
+
+def test_a_root_is_an_absolute_path(monkeypatch) -> None:
+    """A folder relative to wherever the worker was started is refused."""
+    monkeypatch.setenv("DECIBATCH_INPUT_ROOTS", "audio")
+    with pytest.raises(SettingsInvalid, match="absolute"):
+        load()
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "hunter2hunter2!", "whsec_c2hvcnQ="])
+def test_a_weak_webhook_secret_is_refused_and_not_shown(monkeypatch, secret) -> None:
+    """A secret that is not base64, or too short, is an error that does not repeat it."""
+    monkeypatch.setenv("DECIBATCH_WEBHOOK_SECRET", secret)
+    with pytest.raises(SettingsInvalid) as caught:
+        load()
+    assert "webhook_secret" in str(caught.value) and secret not in str(caught.value)
+
+
+def test_without_a_secret_no_webhook_is_sent(monkeypatch) -> None:
+    """A worker that could not sign sends nothing; by default it sends to https and the public internet alone."""
+    assert worker_config(load()).webhooks is None
+    monkeypatch.setenv("DECIBATCH_WEBHOOK_SECRET", "whsec_" + "c2VjcmV0" * 6)
+    webhooks = worker_config(load()).webhooks
+    assert webhooks is not None
+    assert (webhooks.schemes, webhooks.allow_private_hosts) == (("https",), False)

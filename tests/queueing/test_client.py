@@ -28,6 +28,7 @@ from queueing.errors import (
     ServerUnavailable,
     UnknownJob,
 )
+from queueing.events import Progress
 from queueing.flows import JobHandle, Submission
 from queueing.job import State, parse_job
 from queueing.protocol import Admission
@@ -118,6 +119,12 @@ def test_submit_options(face: Face, bench: Bench) -> None:
         timestamps=False,
         temperature=0.4,
         max_tokens=100,
+        words=True,
+        beam_size=5,
+        best_of=3,
+        seed=11,
+        hot_words=["Jörg", "Nagg"],
+        fallback=False,
         max_attempts=7,
         result_ttl_s=99,
         job_id="my-own-id-1",
@@ -125,7 +132,7 @@ def test_submit_options(face: Face, bench: Bench) -> None:
     assert job == "my-own-id-1"
     wire = job_of(bench, job).model_dump(exclude_none=True)
     assert wire == {
-        "v": 1,
+        "v": 2,
         "id": "my-own-id-1",
         "kind": "translate",
         "model": "big",
@@ -140,6 +147,12 @@ def test_submit_options(face: Face, bench: Bench) -> None:
             "timestamps": False,
             "temperature": 0.4,
             "max_tokens": 100,
+            "words": True,
+            "beam_size": 5,
+            "best_of": 3,
+            "seed": 11,
+            "hot_words": ("Jörg", "Nagg"),
+            "fallback": False,
         },
     }
 
@@ -363,6 +376,45 @@ def test_result_of_a_job_without_one(face: Face, bench: Bench, outcome: str, err
     with pytest.raises(error, match="boom: it broke") as caught:
         waiting.result(30)
     assert (caught.value.job_id, caught.value.error.code) == (job, "boom")
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed", "dead"])
+def test_wait_raises_nothing_for_an_end(face: Face, bench: Bench, outcome: str) -> None:
+    """Whatever end comes, a waiter is given the job as it then stands."""
+    job = face.call("submit", "/a")
+    waiting = face.start("wait", job, timeout=60)
+    wait_for_listener(bench, job)
+    bench.settle(bench.one(), outcome)
+    assert waiting.result(30).state is State(outcome)
+    with pytest.raises(ResultTimeout):
+        face.call("wait", face.call("submit", "/b"), timeout=0)
+
+
+def test_a_webhook_needs_a_worker_that_knows_them(face: Face, bench: Bench) -> None:
+    """Only a job with a webhook asks for the newer wire version; another URL is other work."""
+    plain = face.call("submit", "/a")
+    hooked = face.call("submit", "/a", webhook="https://h/x", idempotency_key="k")
+    assert [job_of(bench, job).v for job in (plain, hooked)] == [1, 2]
+    with pytest.raises(IdempotencyConflict):
+        face.call("submit", "/a", webhook="https://h/y", idempotency_key="k")
+    with pytest.raises(InvalidJob, match="webhook"):
+        face.call("submit", "/a", webhook="ftp://h/x")
+
+
+def test_events_read_as_what_they_are(face: Face, bench: Bench) -> None:
+    """Progress has its numbers, partial text its text, and other events neither."""
+    job = face.call("submit", "/a")
+    delivery = bench.one()
+    bench.say(delivery, "progress", stage="engine", done=1, total=2)
+    bench.say(delivery, "partial", chunk=0, text="so far")
+    bench.settle(delivery, "done")
+    seen = [(event.type, event.progress, event.text) for event in face.events(job)]
+    assert seen == [
+        ("started", None, None),
+        ("progress", Progress("engine", 1, 2), None),
+        ("partial", None, "so far"),
+        ("done", None, None),
+    ]
 
 
 def test_result_of_a_cancelled_job(face: Face, bench: Bench) -> None:

@@ -64,6 +64,7 @@ def test_importing_is_light() -> None:
         "redis",
         "click",
         "rich",
+        "asyncio",
     }
     assert loaded & heavy == set()
 

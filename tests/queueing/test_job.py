@@ -85,6 +85,45 @@ def test_digest_tells_apart(fields: dict[str, Any]) -> None:
     assert digest(make_job(**fields)) != digest(make_job())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"words": True},
+        {"beam_size": 2},
+        {"best_of": 2},
+        {"seed": 1},
+        {"hot_words": ["a"]},
+        {"fallback": False},
+    ],
+)
+def test_an_option_of_version_2_makes_a_job_of_version_2(options: dict[str, Any]) -> None:
+    """A job bears the least version that knows its options, on the wire too, whatever it claimed."""
+    job = make_job(options=options)
+    assert job.v == 2 and json.loads(encode_job(job))["v"] == 2
+    assert parse_job(encode_job(job)) == job
+    assert make_job(options={"language": "de"}).v == 1
+    assert make_job(v=7, options=options).v == 7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_size": 0},
+        {"beam_size": 17},
+        {"best_of": 0},
+        {"seed": -1},
+        {"hot_words": [""]},
+        {"hot_words": ["a"] * 65},
+        {"hot_words": ["a" * 101]},
+    ],
+)
+def test_options_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
+    """Each option of the search has bounds, and its name stands in the error."""
+    fields = json.loads(encode_job(make_job())) | {"options": options}
+    with pytest.raises(InvalidJob, match=next(iter(options))):
+        job_from_fields(fields)
+
+
 def test_digest_knows_the_kind() -> None:
     """Transcribing and translating the same input are different work."""
     fields = {"id": "abcdefgh", "model": "m", "input": {"type": "path", "path": "/a"}}

@@ -23,6 +23,7 @@ def _names(keys: Keys) -> dict[str, str]:
         "worker": keys.worker("c"),
         "lock": keys.lock("c"),
         "life": keys.life("c"),
+        "hooks": keys.hooks("http"),
         **{
             name: getattr(keys, name)
             for name in (
@@ -37,6 +38,8 @@ def _names(keys: Keys) -> dict[str, str]:
                 "incidents",
                 "dead",
                 "workers",
+                "undelivered",
+                "bridged",
             )
         },
     }

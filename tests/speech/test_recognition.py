@@ -8,6 +8,7 @@ from ops import recordings
 from ops.bench import speech, speech_references
 from ops.bench.words import error_rate
 from queueing.client import Client
+from queueing.errors import JobFailed
 from queueing.job import Result
 
 TIMEOUT_S = 240
@@ -51,3 +52,27 @@ def test_timings_add_up(heard: dict[str, Result]) -> None:
         parts = (times.queued, times.media, times.waiting, times.engine)
         assert min(parts) >= 0
         assert times.total >= max(parts) > 0
+
+
+def test_a_job_gets_its_words(client: Client) -> None:
+    """A job that asks for words, a beam and hot words gets segments whose words rise and are their text."""
+    path = recordings.folder() / "beckett.wav"
+    job = client.submit(path, words=True, beam_size=2, hot_words=["Ever tried", "Fail better"])
+    result = client.result(job, timeout=TIMEOUT_S)
+    assert result.segments
+    clock = 0.0
+    for segment in result.segments:
+        assert segment.words is not None
+        assert "".join(word.text for word in segment.words) == segment.text
+        for word in segment.words:
+            assert clock <= word.start <= word.end <= segment.end <= result.duration_s
+            clock = word.end
+
+
+def test_an_option_that_cannot_be_honoured_fails_the_job(client: Client) -> None:
+    """Hot words that leave no room for context end the job with a clear error, at once and for good."""
+    path = recordings.folder() / "beckett.wav"
+    job = client.submit(path, hot_words=["Nebuchadnezzar of Babylon"] * 40)
+    with pytest.raises(JobFailed) as caught:
+        client.result(job, timeout=TIMEOUT_S)
+    assert "unsupported_option" in str(caught.value) and "hot words" in str(caught.value)

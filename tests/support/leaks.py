@@ -17,6 +17,9 @@ STATIC = (
     "workers",
     "life",
     "sweep",
+    "hooks",
+    "undelivered",
+    "bridged",
 )
 """Bounded in number or in length, and shared by all jobs of a queue."""
 LIVING = frozenset({"waiting", "running"})

@@ -69,6 +69,7 @@ class WorkerProcess:
             "DECIBATCH_WORKER_NAME": name,
             "DECIBATCH_SPOOL_DIR": str(self.spool),
             "DECIBATCH_STEP_LOG": str(self.step_log),
+            "DECIBATCH_HEALTH_PORT": "0",
         }
         if fake is not None:
             env |= fake.environment()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given
@@ -36,8 +37,17 @@ def decide(
     max_window_s: float = 1000.0,
     more_coming: bool = False,
     limits: BatchLimits = LIMITS,
+    running: Sequence[WaitingChunk] = (),
 ) -> Plan:
-    return plan(waiting, now, limits, max_items=max_items, max_window_s=max_window_s, more_coming=more_coming)
+    return plan(
+        waiting,
+        now,
+        limits,
+        max_items=max_items,
+        max_window_s=max_window_s,
+        more_coming=more_coming,
+        running=running,
+    )
 
 
 def names(planned: Plan) -> list[str]:
@@ -98,9 +108,53 @@ def test_a_long_file_does_not_fill_the_batch() -> None:
     assert sum(one.request.job == "long" for one in planned.batch) == LIMITS.max_items_per_job
 
 
-def test_a_long_file_alone_uses_every_row() -> None:
-    """With nobody else waiting, the cap on one job's rows would only waste them."""
-    assert len(decide([chunk(f"long{n}", job="long") for n in range(20)]).batch) == LIMITS.max_items
+def test_a_long_file_alone_leaves_some_room() -> None:
+    """With nobody else waiting, one job has nearly every row and second: who comes next finds room at once."""
+    waiting = [chunk(f"long{n}", job="long") for n in range(20)]
+    assert len(decide(waiting).batch) == 14
+    assert len(decide(waiting, max_window_s=80.0).batch) == 7
+    assert names(decide([chunk("short")], running=waiting[:14])) == ["short"]
+
+
+def test_what_runs_counts() -> None:
+    """Both caps, and the cap on one job, hold for all that is in the engine, not for each batch."""
+    running = [chunk(f"r{n}") for n in range(10)]
+    waiting = [chunk(f"w{n}") for n in range(10)]
+    assert len(decide(waiting, running=running).batch) == 6
+    assert len(decide(waiting, running=running, max_window_s=130.0).batch) == 3
+    assert decide(waiting, running=running, max_items=8) == Plan()
+    long = [chunk(f"long{n}", job="long") for n in range(12)]
+    assert names(decide([*long[7:], chunk("x", ready_at=0.5)], running=long[:7])) == ["long7", "x"]
+
+
+def test_a_job_that_has_its_share_is_overtaken() -> None:
+    """A long file whose chunks fill its share waits for them, and not others for it."""
+    long = [chunk(f"long{n}", job="long") for n in range(10)]
+    short = chunk("short", ready_at=0.5, window_s=6.4)
+    assert names(decide([*long[8:], short], running=long[:8])) == ["short"]
+
+
+def test_room_is_kept_for_the_first() -> None:
+    """A chunk that does not fit yet is not overtaken by those behind it that would."""
+    running = [chunk("r", window_s=20.0)]
+    waiting = [chunk("large", window_s=30.0), chunk("small", ready_at=0.5, window_s=6.4)]
+    assert decide(waiting, running=running, max_window_s=45.0) == Plan()
+    assert names(decide(waiting, running=running, max_window_s=50.0)) == ["large"]
+
+
+def test_a_suspect_waits_for_an_empty_engine() -> None:
+    """A suspect joins nobody, nobody joins it, and nobody overtakes it meanwhile; its own job's chunks may."""
+    bad = chunk("bad1", job="bad", alone=True)
+    ok = chunk("ok", ready_at=0.5)
+    assert decide([bad, ok], running=[chunk("other")]) == Plan()
+    assert decide([ok], running=[bad]) == Plan()
+    assert names(decide([chunk("bad2", job="bad", alone=True), ok], running=[bad])) == ["bad2"]
+
+
+def test_joining_does_not_linger() -> None:
+    """Company is waited for in an idle engine alone: a running one can be joined at any step."""
+    waiting = [chunk("a", ready_at=1.0)]
+    assert names(decide(waiting, now=1.0, more_coming=True, running=[chunk("r")])) == ["a"]
 
 
 def test_suspects_run_alone() -> None:
@@ -159,19 +213,28 @@ chunks = st.builds(
 
 
 @given(
-    st.lists(chunks, max_size=40, unique_by=lambda one: one.request.id), st.integers(1, 20), st.floats(1, 500)
+    st.lists(chunks, max_size=40, unique_by=lambda one: one.request.id),
+    st.integers(0, 12),
+    st.integers(1, 20),
+    st.floats(1, 500),
 )
-def test_every_plan_is_lawful(waiting: list[WaitingChunk], max_items: int, max_window_s: float) -> None:
-    """Whatever waits: a batch is not empty, within both caps, of one model and window, and without mixed suspects."""
-    batch = decide(waiting, now=100.0, max_items=max_items, max_window_s=max_window_s).batch
-    assert bool(batch) == bool(waiting)
+def test_every_plan_is_lawful(
+    everything: list[WaitingChunk], going: int, max_items: int, max_window_s: float
+) -> None:
+    """Whatever waits and runs: caps hold together, a batch is alike, suspects meet nobody, no idle engine waits."""
+    running = [one for one in everything[:going] if not one.alone]
+    waiting = [one for one in everything if one not in running]
+    batch = decide(waiting, now=100.0, max_items=max_items, max_window_s=max_window_s, running=running).batch
+    assert bool(batch) or not waiting or bool(running)
     if not batch:
         return
-    assert len({one.request.id for one in batch}) == len(batch) <= max_items
-    assert len(batch) == 1 or sum(one.window_s for one in batch) <= max_window_s + 1e-6
+    together = [*running, *batch]
+    assert len({one.request.id for one in batch}) == len(batch)
+    assert len(together) <= max_items
+    assert len(together) == 1 or sum(one.window_s for one in together) <= max_window_s + 1e-6
     assert len({(one.request.model, one.window_s) for one in batch}) == 1
-    if any(one.alone for one in batch):
-        assert len({one.request.job for one in batch}) == 1
+    if any(one.alone for one in together):
+        assert len({one.request.job for one in together}) == 1
 
 
 @given(st.lists(chunks, min_size=1, max_size=30, unique_by=lambda one: one.request.id))
@@ -202,6 +265,24 @@ def test_a_batch_is_cut_to_what_fits() -> None:
             max_items=16,
             max_window_s=1000.0,
             more_coming=False,
+            room=lambda leader, room=room: room,
+        )
+        assert len(decision.batch) == size
+
+
+def test_what_fits_counts_beside_what_runs() -> None:
+    """Of chunks that may join, the governor's word is a number of newcomers, the level's a number of all."""
+    running = tuple(chunk(f"r{i}") for i in range(4))
+    waiting = tuple(chunk(f"c{i}") for i in range(8))
+    for most, room, size in ((16, 3, 3), (6, 3, 2), (4, 3, 0)):
+        decision = plan(
+            waiting,
+            10.0,
+            BatchLimits(reserve=0.0),
+            max_items=most,
+            max_window_s=1000.0,
+            more_coming=False,
+            running=running,
             room=lambda leader, room=room: room,
         )
         assert len(decision.batch) == size

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from engine.limits import Limits
-from engine.protocol import ChunkFailed, ChunkRequest, DecodeOptions, Loaded, Rung, Shape
+from engine.protocol import BatchDone, ChunkFailed, ChunkRequest, DecodeOptions, Loaded, Rung, Shape
 from queueing.job import Lane
-from worker.assembler import BatchLimits, WaitingChunk
+from worker.assembler import BatchLimits, WaitingChunk, row_of
 from worker.dispatcher import PRECISION_WAIT_S, Dispatcher
 from worker.governor import Governor, Thresholds
 
@@ -83,3 +83,33 @@ def test_with_enough_bits_it_goes() -> None:
     rig.dispatcher._decide(1.0)
     assert sorted(rig.sent()) == ["any", "fine"]
     assert not rig.governor.bits_wanted
+
+
+def test_nothing_is_sent_after_a_broken_step() -> None:
+    """A slot that a failed step has freed is not filled until a batch is told to be over, or the engine is gone."""
+    rig = Rig(32)
+    rig.dispatcher.offer([chunk("a", 4), chunk("b", 4)])
+    rig.dispatcher._decide(1.0)
+    for revive in (lambda: rig.dispatcher.batch_done(BatchDone(1, 1.0)), rig.dispatcher.engine_gone):
+        sent = len(rig.keeper.sent)
+        rig.dispatcher.step_failed("a")
+        rig.dispatcher.offer([chunk(f"next-{sent}", 4)])
+        rig.dispatcher._decide(1.0)
+        assert len(rig.keeper.sent) == sent
+        revive()
+        rig.dispatcher._decide(1.0)
+        assert len(rig.keeper.sent) == sent + 1
+
+
+def test_a_wide_search_counts_by_its_lines() -> None:
+    """Memory that has room for sixteen plain rows holds fewer searches of sixteen lines."""
+    rig = Rig(32)
+    rig.governor.model_loaded(
+        replace(rig.keeper.loaded["m"], model="w", shape=Shape(4, 4, 384, 51_864, 4, 2)), 0.0
+    )
+    rig.governor.engine_up(Limits(1 << 40, 200 << 20, 0, 0, 0))
+    plain = chunk("plain", 4)
+    wide = replace(plain.request, options=replace(plain.request.options, beam_size=16))
+    assert rig.governor.room("w", row_of(replace(plain, request=wide))) < rig.governor.room(
+        "w", row_of(plain)
+    )

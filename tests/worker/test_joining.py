@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import SAMPLE_RATE, ChunkDone, Segment
+from engine.protocol import SAMPLE_RATE, ChunkDone, Segment, Word
 from worker.joining import join_segments, join_text, main_language
 from worker.media.types import Piece
 
@@ -92,3 +94,19 @@ def test_times_rise_whatever_the_model_says(
     for one in joined:
         assert last - 1e-3 <= one.start <= one.end <= clock + 1e-3
         last = one.end
+
+
+def test_words_move_with_their_segment() -> None:
+    """Words count from the beginning of the recording, rise, and stay within their segment."""
+    spoken = Segment(0.5, 2.0, "one two", (Word(0.5, 1.0, "one", 0.9), Word(1.0, 2.5, " two", None)))
+    heard = replace(done((0, 1, "x")), segments=(spoken,))
+    (joined,) = join_segments([piece(4, 3)], [heard], 7.0)
+    assert joined.words is not None
+    found = [(word.start, word.end, word.text, word.probability) for word in joined.words]
+    assert found == [(4.5, 5.0, "one", 0.9), (5.0, 6.0, " two", None)]
+
+
+def test_a_segment_without_words_has_none() -> None:
+    """Where no words were asked for, there is no empty list of them."""
+    (joined,) = join_segments([piece(0, 3)], [done((0, 1, "x"))], 3.0)
+    assert joined.words is None

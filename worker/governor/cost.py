@@ -25,8 +25,6 @@ TOKENS_PER_SECOND = 6.0
 CACHE_STEP = 64
 """Positions by which the decoder's cache grows."""
 PROMPT_TOKENS = 4
-ENCODE_STEP_S = 64.0
-"""Window seconds that a step of the encoder holds at most."""
 
 TERMS = ("cache", "encoder", "features", "tokens", "scores")
 PRIOR = (1.0, 18.0, 1.3, 1.3, 4.0)
@@ -51,6 +49,8 @@ class Row:
 
     window_s: float
     duration_s: float
+    lines: int = 1
+    """Of a search: each has tokens and scores of its own, all of them one audio."""
 
     @property
     def frames(self) -> float:
@@ -65,10 +65,10 @@ class Load:
     joining: tuple[Row, ...]
 
     @classmethod
-    def alike(cls, count: int, row: Row, running: Sequence[Row] = ()) -> Load:
-        """*count* rows of one kind that join others."""
+    def alike(cls, count: int, row: Row, running: Sequence[Row] = (), unencoded: Sequence[Row] = ()) -> Load:
+        """*count* rows of one kind that join others, of which some have not been encoded yet."""
         joining = (row,) * count
-        return cls((*running, *joining), joining)
+        return cls((*running, *joining), (*unencoded, *joining))
 
     @property
     def bucket(self) -> float:
@@ -81,7 +81,8 @@ def terms(load: Load, shape: Shape, cache_limit: int) -> tuple[float, ...]:
     item = shape.item_bytes
     frames = sorted((row.frames for row in load.joining), reverse=True)
     longest = frames[0] if frames else 0.0
-    at_once = max(1, int(ENCODE_STEP_S * FRAMES_PER_SECOND / longest)) if longest else 0
+    step_s = shape.encode_beside_s if len(load.rows) > len(load.joining) else shape.encode_s
+    at_once = max(1, int(step_s * FRAMES_PER_SECOND / longest)) if longest else 0
     if shape.windows_at_once:
         at_once = min(at_once, shape.windows_at_once)
     both = 2 * shape.n_text_layer * shape.n_text_state * item
@@ -91,14 +92,14 @@ def terms(load: Load, shape: Shape, cache_limit: int) -> tuple[float, ...]:
         sum(frames[:at_once]) * shape.n_text_state * item,
         sum(row.frames for row in load.rows) * both,
         float(tokens * both),
-        float(len(load.rows) * shape.n_vocab * 4),
+        float(sum(row.lines for row in load.rows) * shape.n_vocab * 4),
     )
     return tuple(size / MIB for size in sizes)
 
 
 def _cache_positions(row: Row) -> int:
     expected = PROMPT_TOKENS + TOKENS_PER_SECOND * row.duration_s
-    return math.ceil(expected / CACHE_STEP) * CACHE_STEP
+    return row.lines * math.ceil(expected / CACHE_STEP) * CACHE_STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class _Engine:
     costs: dict[str, CostModel] = field(default_factory=dict)
     rows: dict[str, tuple[str, Row]] = field(default_factory=dict)
     """Chunk id to model and row: all that is admitted and not answered."""
+    unencoded: dict[str, Row] = field(default_factory=dict)
+    """Of these, what no encoder step has held yet."""
     interval: _Interval | None = None
     rest: int | None = None
     """Held while nothing runs, without the cache; the last such reading."""
@@ -217,6 +219,9 @@ class Governor:
 
     def step_done(self, event: StepDone) -> None:
         """High waters are told with steps."""
+        if event.kind == "encode":
+            for chunk in event.rows:
+                self._engine.unencoded.pop(chunk, None)
         interval = self._engine.interval
         if interval is not None and event.batch:
             interval.peak = max(interval.peak, event.sample.peak, event.sample.peak_footprint)
@@ -283,7 +288,10 @@ class Governor:
         )
 
     def max_items(self, *, idle: bool) -> int:
-        """Rows that the next batch may have at this level; 0 for none now. ``idle``: nothing runs in the engine."""
+        """Rows that the engine may hold at this level; 0 where nothing may join now.
+
+        :param idle: nothing runs in the engine.
+        """
         if self.pending is not None or self.budget_too_small:
             return 0
         if self.level is Level.PAUSE:
@@ -291,7 +299,7 @@ class Governor:
         return self._state.batch_items
 
     def room(self, model: str, row: Row) -> int:
-        """Rows of this kind that fit beside those that run, by prediction, under the line of *shrink*.
+        """Rows of this kind that may join those that run, by prediction, under the line of *shrink*.
 
         One may always pass when nothing runs: what could never fit is refused by :meth:`never_fits`.
         """
@@ -299,17 +307,19 @@ class Governor:
         cost = self._engine.costs.get(model)
         if cost is None or not self.limits.budget or most == 0:
             return most
-        running = self._running()
+        running, unencoded = self._running(), tuple(self._engine.unencoded.values())
+        # The level bounds all that the engine holds.
+        most = max(0, most - len(running))
         ceiling = self._thresholds.shrink * self.budget_now
         fits = 0
-        while fits < most and self._peak(cost, Load.alike(fits + 1, row, running)) <= ceiling:
+        while fits < most and self._peak(cost, Load.alike(fits + 1, row, running, unencoded)) <= ceiling:
             fits += 1
         self.cramped = fits < most
-        self._starving = fits * STARVED_SHARE <= self._max_items
+        self._starving = self.cramped and (len(running) + fits) * STARVED_SHARE <= self._max_items
         return max(fits, 1 if self.idle else 0)
 
     def _note_starved(self, now: float) -> None:
-        """A batch goes into an empty engine. One long chunk is no famine: several in a row must have been cut."""
+        """A batch goes to the engine. One long chunk is no famine: several in a row must have been cut."""
         if not self._starving:
             self._starved_since, self._starved_batches = None, 0
             return
@@ -362,22 +372,21 @@ class Governor:
 
     def admitted(self, model: str, rows: Iterable[tuple[str, Row]], now: float) -> None:
         """These chunks go to the engine."""
-        running = self._running()
-        if not running:
-            self._note_starved(now)
+        self._note_starved(now)
         joining = tuple(rows)
         self._close_interval(now)
         for chunk, row in joining:
             self._engine.rows[chunk] = (model, row)
+            self._engine.unencoded[chunk] = row
         cost = self._engine.costs.get(model)
         if cost is not None:
-            new = tuple(row for _, row in joining)
-            load = Load((*running, *new), new)
+            load = Load(self._running(), tuple(self._engine.unencoded.values()))
             rest = self._rest_now()
             self._engine.interval = _Interval(model, load, rest, rest + cost.predict(load).bytes)
 
     def left(self, chunk: str, now: float) -> None:
         """A chunk has been answered."""
+        self._engine.unencoded.pop(chunk, None)
         if self._engine.rows.pop(chunk, None) is not None and self.idle:
             self._close_interval(now)
             self._engine.rest_samples = 0

@@ -78,7 +78,12 @@ class Watch(threading.Thread):
 
 def _limits(frame: Frame) -> MediaLimits:
     fields = dict(frame["fields"])
-    return MediaLimits(**{**fields, "allowed_schemes": tuple(fields["allowed_schemes"])})
+    roots = fields["roots"]
+    fields |= {
+        "allowed_schemes": tuple(fields["allowed_schemes"]),
+        "roots": None if roots is None else tuple(roots),
+    }
+    return MediaLimits(**fields)
 
 
 def _restrict(limits: MediaLimits) -> None:
@@ -142,7 +147,7 @@ def _obtain(job: Frame, limits: MediaLimits) -> tuple[int, int, str]:
 
     kind, temp = job["kind"], job["temp"]
     if kind == "path":
-        fd = open_regular(job["source"], limits.max_bytes)
+        fd = open_regular(job["source"], limits.max_bytes, limits.roots)
         return 0, fd, shown_name(job["source"])
     name = "download" if kind == "url" else "inline"
     if kind == "url":

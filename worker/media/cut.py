@@ -4,6 +4,8 @@
 2. Stretches longer than a piece are divided at their quietest spot (`_divide`).
 3. Stretches are gathered into pieces; the cuts fall into pauses (`_gather`).
 4. Pieces get some padding, without ever touching a neighbour (`_pad`).
+5. Two pieces that part inside a stretch overlap, so that one of them has each word whole (`_overlap`);
+   what both heard is then merged (:mod:`worker.seams`).
 
 Why pieces are gathered up to 30 s: context helps a recogniser, and each piece costs an encoder run over
 its length plus some seconds (right-sized windows). So a pause longer than that is dropped (`DEAD_PAUSE_S`), and
@@ -14,6 +16,7 @@ a piece that is long enough already ends at the next real pause (`LONG_ENOUGH_S`
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +44,8 @@ recogniser was trained on recordings as they are."""
 LONG_ENOUGH_S = 15.0
 REAL_PAUSE_S = 2.0
 DEAD_PAUSE_S = 6.0
+OVERLAP_S = 1.0
+"""How far a piece reaches over a cut inside a stretch, on either side: some three words, two of which may agree."""
 SEARCH_S = 8.0
 """How far before the limit unbroken speech is searched for a quiet spot."""
 
@@ -53,6 +58,10 @@ class Stretch:
 
     start: int
     end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +88,21 @@ def cut(probabilities: Floats, energies: Floats, samples: int, max_chunk_s: floa
     limit = int(max_chunk_s * SAMPLE_RATE) // FRAME
     pad = min(_frames(PAD_S), limit // 8)
     room = limit - 2 * pad
-    parts = [part for stretch in stretches for part in _divide(stretch, room, probabilities, energies)]
+    over = min(_frames(OVERLAP_S), limit // 8)
+    # What fits a piece as it is stays whole, if need be without padding.
+    whole = math.inf if samples <= max_chunk_s * SAMPLE_RATE else limit
+    parts = [
+        part
+        for one in stretches
+        for part in (
+            [one] if one.length <= whole else _divide(one, limit - 2 * over, probabilities, energies)
+        )
+    ]
     spans = _gather(parts, room)
-    padded = _keep_edges(_pad(spans, pad, len(probabilities), energies), len(probabilities), limit)
+    padded = _keep_edges(_pad(spans, pad, limit, energies), len(probabilities), limit)
+    drawn = _overlap(padded, spans, over, limit)
     pieces = tuple(
-        Piece(span.start * FRAME, min(span.end * FRAME, samples) - span.start * FRAME) for span in padded
+        Piece(span.start * FRAME, min(span.end * FRAME, samples) - span.start * FRAME) for span in drawn
     )
     return Cut(pieces, sum(s.end - s.start for s in stretches) * FRAME_S)
 
@@ -163,16 +182,32 @@ def _best_pause(parts: Sequence[Stretch], enough: int) -> int:
     return max(good, key=lambda i: (parts[i].start - parts[i - 1].end, i))
 
 
-def _pad(spans: Sequence[Stretch], pad: int, frames: int, energies: Floats) -> list[Stretch]:
-    """Spans widened by up to `pad` frames; two that would meet share the pause, cut at its quietest frame."""
+def _pad(spans: Sequence[Stretch], pad: int, limit: int, energies: Floats) -> list[Stretch]:
+    """Spans widened by up to `pad` frames, as far as `limit` has room for both sides; two that would meet share the
+    pause, cut at its quietest frame."""
     walls = [0]
     for before, after in itertools.pairwise(spans):
         walls.append(before.end + _seam(energies[before.end : after.start], pad))
-    walls.append(frames)
+    walls.append(len(energies))
+    pads = [max(0, min(pad, (limit - span.length) // 2)) for span in spans]
     return [
-        Stretch(max(span.start - pad, walls[i]), min(span.end + pad, walls[i + 1]))
+        Stretch(max(span.start - pads[i], walls[i]), min(span.end + pads[i], walls[i + 1]))
         for i, span in enumerate(spans)
     ]
+
+
+def _overlap(padded: list[Stretch], spans: Sequence[Stretch], over: int, limit: int) -> list[Stretch]:
+    """Spans of which two that parted inside a stretch reach over the cut by up to `over` frames, as far as `limit`
+    has room. `spans` are the same before they were padded."""
+    drawn = list(padded)
+    for i, (before, after) in enumerate(itertools.pairwise(spans)):
+        if before.end == after.start:
+            left, right = drawn[i], drawn[i + 1]
+            reach = min(over, limit - left.length, after.length // 2)
+            drawn[i] = Stretch(left.start, left.end + max(0, reach))
+            reach = min(over, limit - right.length, before.length // 2)
+            drawn[i + 1] = Stretch(right.start - max(0, reach), right.end)
+    return drawn
 
 
 def _keep_edges(spans: list[Stretch], frames: int, limit: int) -> list[Stretch]:

@@ -7,12 +7,12 @@ wall-clock limit is the supervisor's, which kills the process.
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import os
 import ssl
 from typing import BinaryIO
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
+from worker import outbound
 from worker.media.types import MediaError, MediaLimits
 
 MAX_REDIRECTS = 5
@@ -72,31 +72,25 @@ def _checked(url: str, limits: MediaLimits, seen_tls: bool) -> SplitResult:
 
 def _connect(parts: SplitResult, limits: MediaLimits) -> http.client.HTTPConnection:
     assert parts.hostname is not None
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=limits.connect_timeout_s, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=limits.connect_timeout_s)
+    connection = outbound.Connection(
+        parts.hostname,
+        parts.port,
+        tls=parts.scheme == "https",
+        connect_timeout_s=limits.connect_timeout_s,
+        allow_private=limits.allow_private_hosts,
+    )
     try:
         connection.connect()
-        # Asked of the open connection: a name can resolve differently from one moment to the next.
-        peer = connection.sock.getpeername()[0]
         connection.sock.settimeout(limits.read_timeout_s)
+    except outbound.PrivateAddress as exc:
+        raise MediaError(
+            "url_not_allowed",
+            f"The host {parts.hostname} is not on the public internet; DECIBATCH_URL_PRIVATE_HOSTS allows such hosts.",
+        ) from exc
     except (OSError, UnicodeError) as exc:
         connection.close()
         raise _lost(parts, exc) from exc
-    if not limits.allow_private_hosts and not _is_public(peer):
-        connection.close()
-        raise MediaError("url_not_allowed", f"The host {parts.hostname} is not on the public internet.")
     return connection
-
-
-def _is_public(peer: str) -> bool:
-    address = ipaddress.ip_address(peer.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_global
 
 
 def _get(connection: http.client.HTTPConnection, parts: SplitResult) -> http.client.HTTPResponse:

@@ -28,6 +28,8 @@ class MediaLimits:
     allowed_schemes: tuple[str, ...] = ("http", "https")
     allow_private_hosts: bool = True
     """False refuses URLs whose host resolves to a loopback, link-local or private address."""
+    roots: tuple[str, ...] | None = None
+    """Folders that paths must lie under, symbolic links resolved; None for anywhere."""
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 30.0
     """Longest silence of a server in the middle of a download, seconds."""
@@ -103,7 +105,7 @@ class MediaDone:
     duration_s: float
     """Of the whole audio, silence included."""
     pieces: tuple[Piece, ...]
-    """In order, without overlap, each at most max_chunk_s; empty where nobody speaks."""
+    """In order, each at most max_chunk_s; empty where nobody speaks. Two overlap where speech is unbroken."""
     speech_s: float
     """Seconds in which somebody speaks, without the padding around them."""
     decode_s: float
@@ -118,7 +120,7 @@ class MediaError(Exception):
 
     Final: input_not_found, input_not_file, input_unreadable, empty_input, not_audio,
     no_audio_stream, empty_audio, truncated_input, corrupt_audio, too_long, too_large,
-    url_not_allowed, fetch_failed (refused by the server), media_timeout (while decoding).
+    input_not_allowed, url_not_allowed, fetch_failed (refused by the server), media_timeout (while decoding).
     Retryable: media_crashed, media_stopped, spool_full, fetch_failed (connection lost, 5xx),
     media_timeout (while fetching). ``retryable`` tells which it is.
     """

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from ops.bench import environments
+
 HERE = Path(__file__).parent
 PINS = HERE / "pins"
-INSTALL_TIMEOUT_S = 600.0
-MARKER = "complete"
-
-
-class PeerUnavailable(Exception):
-    """A peer cannot be installed here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +124,12 @@ def version_of(one: Contestant) -> str:
     """Of the package that is measured."""
     if one.pins is None:
         return version(one.package or "decibatch")
-    for line in pins_of(one.pins).splitlines():
-        name, _, number = line.partition("==")
-        if name == one.package:
-            return number
-    raise LookupError(f"{one.pins}.txt does not pin {one.package}")
+    return environments.pinned(pins_of(one.pins), one.package or "")
 
 
-def pins_of(name: str) -> str:
-    """A list of exact pins, as pip reads it."""
-    return (PINS / f"{name}.txt").read_text("utf-8")
+def pins_of(name: str) -> Path:
+    """A file of exact pins, as pip reads it."""
+    return PINS / f"{name}.txt"
 
 
 def interpreter(one: Contestant, cache: Path, tell: Callable[[str], None]) -> Path:
@@ -150,29 +139,4 @@ def interpreter(one: Contestant, cache: Path, tell: Callable[[str], None]) -> Pa
     """
     if one.pins is None:
         return Path(sys.executable)
-    mark = hashlib.sha256(pins_of(one.pins).encode()).hexdigest()[:12]
-    folder = cache / "bench" / f"{one.pins}-{sys.version_info[0]}.{sys.version_info[1]}-{mark}"
-    python = folder / "bin" / "python"
-    if not (folder / MARKER).exists():
-        tell(f"making an environment for {one.name}")
-        shutil.rmtree(folder, ignore_errors=True)
-        _make(folder, python, one.pins)
-        (folder / MARKER).touch()
-    return python
-
-
-def _make(folder: Path, python: Path, pins: str) -> None:
-    commands: tuple[list[str], ...] = (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(PINS / f"{pins}.txt")],
-    )
-    for command in commands:
-        try:
-            ran = subprocess.run(
-                command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as exc:
-            raise PeerUnavailable(f"no environment could be made: {type(exc).__name__}") from exc
-        if ran.returncode:
-            said = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")]
-            raise PeerUnavailable(f"pip could not install it: {' '.join(said)[:300] or 'it said no more'}")
+    return environments.interpreter(pins_of(one.pins), cache, tell)

@@ -16,7 +16,8 @@ from typing import Any
 
 from engine.fake import FakeConfig
 from ops import stack
-from ops.bench.overhead.peers import OURS, Contestant, PeerUnavailable, interpreter, version_of
+from ops.bench.environments import PeerUnavailable
+from ops.bench.overhead.peers import OURS, Contestant, interpreter, version_of
 from ops.bench.overhead.sides.measure import URL_VARIABLE
 from ops.embedded import EmbeddedServer
 from ops.exits import Trouble

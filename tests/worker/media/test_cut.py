@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.media.cut import FRAME_S, OFF, ON, PAD_S, cut, speech
+from worker.media.cut import FRAME_S, OFF, ON, OVERLAP_S, PAD_S, cut, speech
 from worker.media.types import SAMPLE_RATE
 from worker.media.vad import FRAME
 
@@ -26,16 +26,20 @@ def track(*parts: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
 @given(
     runs=runs, seed=st.integers(0, 99), tail=st.integers(1, FRAME), limit=st.sampled_from([2.0, 7.5, 30.0])
 )
-def test_pieces_are_ordered_apart_within_the_file_and_within_the_limit(runs, seed, tail, limit):
-    """Whatever the detector says, pieces keep order, do not overlap, lie in the file and fit the window."""
+def test_pieces_are_ordered_within_the_file_and_within_the_limit(runs, seed, tail, limit):
+    """Whatever the detector says, pieces keep order, overlap by two seconds at most, lie in the file and fit the
+    window."""
     probabilities = np.concatenate([np.zeros(0, np.float32), *[np.full(n, v, np.float32) for n, v in runs]])
     energies = np.random.default_rng(seed).normal(-40, 10, len(probabilities)).astype(np.float32)
     samples = max(0, (len(probabilities) - 1) * FRAME + tail) if len(probabilities) else 0
-    end = 0
+    start = end = before = 0
     for piece in cut(probabilities, energies, samples, limit).pieces:
-        assert end <= piece.offset < piece.offset + piece.samples <= samples
+        assert max(start, end - 2 * OVERLAP_S * SAMPLE_RATE, before) <= piece.offset
+        assert piece.offset < piece.end <= samples
+        assert end <= piece.end
         assert piece.samples <= limit * SAMPLE_RATE
-        end = piece.offset + piece.samples
+        # Never three at one moment.
+        start, before, end = piece.offset + 1, end, piece.end
 
 
 @settings(max_examples=150, deadline=None)
@@ -100,8 +104,30 @@ def test_unbroken_speech_is_cut_at_its_quietest_spot():
     """A minute without a pause is cut at the dip that comes before the limit, not at the limit."""
     parts = (25, 0.95), (0.1, 0.5), (35, 0.95)
     first, second = cut(*track(*parts), int(60.1 * SAMPLE_RATE)).pieces[:2]
-    assert first.end == second.offset
-    assert first.end / SAMPLE_RATE == pytest.approx(25.05, abs=0.1)
+    assert (first.end + second.offset) / 2 / SAMPLE_RATE == pytest.approx(25.05, abs=0.1)
+
+
+def test_pieces_of_unbroken_speech_overlap():
+    """Where a cut falls into speech, both pieces hold the second before it and the second behind it."""
+    parts = (25, 0.95), (0.1, 0.5), (35, 0.95)
+    first, second = cut(*track(*parts), int(60.1 * SAMPLE_RATE)).pieces[:2]
+    assert (first.end - second.offset) / SAMPLE_RATE == pytest.approx(2 * OVERLAP_S, abs=2 * FRAME_S)
+
+
+def test_what_fits_a_piece_is_not_cut():
+    """Thirty seconds of speech without a pause are one piece, to the sample."""
+    probabilities, energies = track((30.02, 0.95))
+    (piece,) = cut(probabilities, energies, 30 * SAMPLE_RATE).pieces
+    assert (piece.offset, piece.samples) == (0, 30 * SAMPLE_RATE)
+
+
+def test_a_sample_more_is_cut():
+    """Of 30.01 s of speech without a pause nothing is left out: two pieces, the second of them no shred."""
+    probabilities, energies = track((30.03, 0.95))
+    samples = round(30.01 * SAMPLE_RATE)
+    first, second = cut(probabilities, energies, samples).pieces
+    assert (first.offset, second.end) == (0, samples)
+    assert second.samples > 2 * OVERLAP_S * SAMPLE_RATE
 
 
 def test_padding_stays_within_the_file():

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from worker import outbound
 from worker.media.fetch import fetch
 from worker.media.types import MediaError, MediaLimits
 
@@ -84,6 +85,19 @@ def test_schemes_can_be_narrowed(web):
 def test_private_hosts_can_be_refused(web):
     """A worker that serves strangers does not look into its own network for them."""
     assert failure(web.url + "/audio", allow_private_hosts=False) == ("url_not_allowed", False)
+
+
+def test_a_redirect_to_a_private_host_is_refused(web, monkeypatch):
+    """Each hop is judged by itself: a public server cannot send the worker into its own network."""
+    seen = []
+
+    def judge(address):
+        seen.append(address)
+        return len(seen) == 1
+
+    monkeypatch.setattr(outbound, "is_public", judge)
+    assert failure(web.url + "/moved", allow_private_hosts=False) == ("url_not_allowed", False)
+    assert len(seen) == 2
 
 
 def test_redirects_end(web):

@@ -1,0 +1,246 @@
+"""Any order of joining, any slots, any turns: what a chunk gives is what it gives alone (invariant I8).
+
+The model is a small Whisper of random weights, so that many schedules can be played; sessions over real weights are in
+``test_session.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.protocol import ChunkDone, ChunkFailed
+from engine.stepping import Schedule
+
+WIDTH = 128
+CLOSE = 1e-3
+"""Choices whose two best logits lie within this may fall either way; they are counted."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A kind of chunk."""
+
+    start: float
+    seconds: float
+    options: tuple[tuple[str, Any], ...]
+
+
+SPECS = (
+    Spec(0, 2.0, (("max_tokens", 9),)),
+    Spec(1, 7.5, (("max_tokens", 12), ("temperatures", (0.0,)))),
+    Spec(3, 0.2, (("max_tokens", 3), ("timestamps", False))),
+    Spec(2, 4.0, (("max_tokens", 7), ("prompt", "words that came before"))),
+    Spec(5, 11.0, (("max_tokens", 10), ("temperatures", (0.0, 0.4)))),
+    Spec(0, 5.0, (("max_tokens", 8), ("temperatures", (0.6,)))),
+)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a chunk gave, and how many of its choices were close."""
+
+    outcome: Any
+    close: int
+
+
+@pytest.fixture(scope="module")
+def small(mlx: Any, kernels: Any) -> Any:
+    """A Whisper of two layers with random weights, large enough that its choices are seldom close."""
+    from engine.whisper.model import Whisper
+
+    config = {
+        "n_mels": 80,
+        "n_audio_ctx": 1500,
+        "n_audio_state": WIDTH,
+        "n_audio_layer": 2,
+        "n_vocab": 51_864,
+        "n_text_ctx": 448,
+        "n_text_state": WIDTH,
+        "n_text_layer": 2,
+    }
+    generator = np.random.Generator(np.random.Philox(7))
+    variables: dict[str, Any] = {}
+
+    def put(name: str, *shape: int, scale: float) -> None:
+        values = generator.standard_normal(shape).astype(np.float32) * np.float32(scale)
+        variables[name] = mlx.array(values)
+
+    def norm(name: str) -> None:
+        variables[f"{name}.weight"], variables[f"{name}.bias"] = mlx.ones(WIDTH), mlx.zeros(WIDTH)
+
+    put("encoder.conv1.weight", WIDTH, 3, 80, scale=0.1)
+    put("encoder.conv2.weight", WIDTH, 3, WIDTH, scale=0.1)
+    for name in ("encoder.conv1.bias", "encoder.conv2.bias"):
+        variables[name] = mlx.zeros(WIDTH)
+    for part in ("encoder", "decoder"):
+        for layer in range(2):
+            block = f"{part}.blocks.{layer}"
+            attentions = ("attn", "cross_attn") if part == "decoder" else ("attn",)
+            for attention in attentions:
+                norm(f"{block}.{attention}_ln")
+                for linear in ("query", "key", "value", "out"):
+                    put(f"{block}.{attention}.{linear}.weight", WIDTH, WIDTH, scale=0.2)
+            norm(f"{block}.mlp_ln")
+            put(f"{block}.mlp1.weight", 4 * WIDTH, WIDTH, scale=0.1)
+            put(f"{block}.mlp2.weight", WIDTH, 4 * WIDTH, scale=0.1)
+    norm("encoder.ln_post")
+    norm("decoder.ln")
+    put("decoder.token_embedding.weight", 51_864, WIDTH, scale=1.0)
+    put("decoder.positional_embedding", 448, WIDTH, scale=1.0)
+    return Whisper(config, variables, kernels)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, Heard]:
+    """What each kind of chunk gave alone, filled as it is asked for."""
+    return {}
+
+
+@pytest.fixture
+def play(small: Any, tokenizer: Any, ask: Any, clip: Any) -> Iterator[Any]:
+    """Plays a schedule: chunks that join before given steps. Returns what each gave."""
+    from engine.whisper.session import WhisperSession
+
+    def run(
+        joining: list[tuple[int, int]], schedule: Schedule, cancelled: dict[int, int] | None = None
+    ) -> dict[int, Heard]:
+        """*joining*: (step, spec) of each chunk; *cancelled*: step at which a chunk is taken out."""
+        session = WhisperSession(small, tokenizer, schedule)
+        close: list[int] = [0]
+        choose = session._rules.choose
+
+        def watching(logits: Any, tokens: Any, **options: Any) -> Any:
+            choice = choose(logits, tokens, **options)
+            best = (
+                np.partition(logits[np.isfinite(logits)], -2)[-2:]
+                if np.isfinite(logits).sum() > 1
+                else [0, 9]
+            )
+            close[0] += abs(best[1] - best[0]) < CLOSE
+            return choice
+
+        session._rules.choose = watching  # type: ignore[method-assign]
+        outcomes: list[Any] = []
+        step = 0
+        left = sorted(enumerate(joining), key=lambda one: one[1][0])
+        while left or session.busy:
+            while left and left[0][1][0] <= step:
+                number, (_, spec) = left.pop(0)
+                chosen = SPECS[spec]
+                audio = clip("two_cities", chosen.start, chosen.start + chosen.seconds)
+                session.add([ask(str(number), audio, **dict(chosen.options))])
+            for number, at in (cancelled or {}).items():
+                if at == step:
+                    session.cancel([str(number)])
+            plan = session.plan()
+            if plan is not None:
+                assert len(session._encoded) + len(session._running) <= schedule.slots
+                session.step()
+            outcomes += session.take()
+            step += 1
+        assert len({outcome.chunk for outcome in outcomes}) == len(outcomes) == len(joining)
+        return {int(outcome.chunk): Heard(outcome, close[0]) for outcome in outcomes}
+
+    yield run
+
+
+def same(one: ChunkDone, other: ChunkDone) -> bool:
+    return (one.text, one.tokens, one.segments, one.temperature, one.window_s, one.widened) == (
+        other.text,
+        other.tokens,
+        other.segments,
+        other.temperature,
+        other.window_s,
+        other.widened,
+    )
+
+
+schedules = st.builds(
+    Schedule,
+    slots=st.integers(1, 6),
+    encode_s=st.sampled_from([1.0, 40.0, 64.0]),
+    encode_beside_s=st.sampled_from([1.0, 30.0]),
+    decode_steps=st.integers(0, 5),
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(0, 25), st.integers(0, len(SPECS) - 1)), min_size=1, max_size=7),
+    schedules,
+    st.dictionaries(st.integers(0, 6), st.integers(0, 25), max_size=2),
+)
+def test_any_schedule_gives_what_a_chunk_gives_alone(
+    play: Any,
+    alone: dict[int, Heard],
+    joining: list[tuple[int, int]],
+    schedule: Schedule,
+    cancelled: dict[int, int],
+) -> None:
+    """Whenever rows join, leave or are cancelled, in however few slots: each result is the result alone."""
+    heard = play(joining, schedule, cancelled)
+    close, differing = 0, []
+    for number, (_, spec) in enumerate(joining):
+        outcome = heard[number].outcome
+        if isinstance(outcome, ChunkFailed):
+            assert outcome.code == "cancelled" and number in cancelled
+            continue
+        if spec not in alone:
+            alone[spec] = play([(0, spec)], Schedule())[0]
+        close += alone[spec].close
+        if not same(outcome, alone[spec].outcome):
+            differing.append(number)
+    assert len(differing) <= close, f"{differing} differ, and {close} choices were close"
+
+
+def test_a_cancelled_row_gives_its_slot_to_the_next(small: Any, tokenizer: Any, ask: Any, clip: Any) -> None:
+    """With one slot, a chunk that waits is encoded in the very step after the one that ran is cancelled."""
+    from engine.whisper.session import WhisperSession
+
+    session = WhisperSession(small, tokenizer, Schedule(slots=1))
+    session.add([ask(name, clip("two_cities", 0, 2.0)) for name in "ab"])
+    while not session.texts():
+        assert session.plan() is not None
+        session.step()
+    plan = session.plan()
+    assert (plan.chunks, plan.slots, plan.waiting) == (("a",), 1, 1)
+    session.cancel(["a"])
+    assert session.plan().chunks == ("b",) and session.plan().kind == "encode"
+
+
+def test_running_rows_wait_for_one_small_encoder_step_at_most(
+    small: Any, tokenizer: Any, ask: Any, clip: Any
+) -> None:
+    """While rows are decoded, encoder steps hold few window seconds, and decoder steps come between them."""
+    from engine.whisper.session import WhisperSession
+
+    session = WhisperSession(small, tokenizer, Schedule(encode_beside_s=40.0, decode_steps=3))
+    session.add([ask("first", clip("two_cities", 0, 2.0), max_tokens=40, temperatures=(0.0,))])
+    while not session.texts():
+        assert session.plan() is not None
+        session.step()
+    late = {"max_tokens": 20, "temperatures": (0.0,)}
+    session.add([ask(f"late{n}", clip("two_cities", n, n + 2.0), **late) for n in range(6)])
+    since = 0
+    held_up = []
+    while session.busy:
+        plan, decoding = session.plan(), bool(session.texts())
+        if plan is None:
+            continue
+        if plan.kind != "encode":
+            since += 1
+        elif decoding:
+            held_up.append((plan.padded_s, since))
+        if plan.kind == "encode":
+            since = 0
+        session.step()
+    assert len(held_up) >= 3
+    assert all(padded <= 40.0 for padded, _ in held_up)
+    assert all(steps >= 3 for _, steps in held_up[1:])

@@ -1,0 +1,80 @@
+"""How much waits in a queue, and since when."""
+
+from __future__ import annotations
+
+import redis
+
+from queueing.client import Client
+from queueing.flows import Submission
+from queueing.keys import Keys
+from queueing.protocol import Depth, LaneDepth, Queue
+from queueing.scripts import run
+
+QUEUE = Queue(Keys("main"))
+
+
+def depth(server: redis.Redis) -> Depth:
+    told: Depth = run(server, QUEUE.depth())
+    return told
+
+
+def lane(server: redis.Redis, name: str = "normal") -> LaneDepth:
+    return next(one for one in depth(server).lanes if one.lane == name)
+
+
+def take(server: redis.Redis, n: int) -> None:
+    run(server, QUEUE.take("w", "w#1", n, [("tiny.en", "interactive"), ("tiny.en", "normal")], wire=1))
+
+
+def test_an_empty_queue(queue_redis: redis.Redis) -> None:
+    """All lanes are there, with nothing in them; and looking makes no key."""
+    assert depth(queue_redis) == Depth(
+        tuple(LaneDepth(name, 0, 0, 0.0) for name in ("interactive", "normal", "bulk")), 0, 0, 0
+    )
+    assert queue_redis.keys("*") == []
+
+
+def test_streams_and_backlogs_are_counted_together(queue_redis: redis.Redis, redis_url: str) -> None:
+    """Forty jobs of two tenants wait, whether they are in the short stream or behind it."""
+    with Client(redis_url) as client:
+        client.submit_many([Submission(f"/{number}.wav", tenant="a") for number in range(30)])
+        client.submit_many([Submission(f"/{number}.wav", tenant="b") for number in range(10)])
+        client.submit("/x.wav", lane="bulk")
+    assert lane(queue_redis).waiting == 40
+    assert lane(queue_redis, "bulk").waiting == 1
+    assert depth(queue_redis).waiting == 41
+
+
+def test_what_is_taken_runs(queue_redis: redis.Redis, redis_url: str) -> None:
+    """A job that was taken is running and no longer waiting."""
+    with Client(redis_url) as client:
+        client.submit_many([f"/{number}.wav" for number in range(20)])
+    take(queue_redis, 3)
+    told = lane(queue_redis)
+    assert (told.waiting, told.running) == (17, 3)
+
+
+def test_the_oldest_is_the_oldest_that_waits(queue_redis: redis.Redis, redis_url: str) -> None:
+    """Ages count from the submission, over tenants, in stream and backlog; what runs is not waiting."""
+    with Client(redis_url) as client:
+        jobs = client.submit_many([f"/{number}.wav" for number in range(20)])
+        other = client.submit("/other.wav", tenant="b")
+    now = int(queue_redis.time()[0]) * 1000
+    for number, job in enumerate([*jobs, other]):
+        queue_redis.hset(QUEUE.keys.job(job), "created", now - (1000 - 10 * number) * 1000)
+    assert 1000 <= lane(queue_redis).oldest_s < 1005
+    take(queue_redis, 1)
+    assert 990 <= lane(queue_redis).oldest_s < 995
+    # From the backlog too: of a tenant whose jobs all wait behind the stream.
+    queue_redis.hset(QUEUE.keys.job(other), "created", now - 5000 * 1000)
+    assert 5000 <= lane(queue_redis).oldest_s < 5005
+
+
+def test_delayed_and_dead_jobs_are_counted(queue_redis: redis.Redis, redis_url: str) -> None:
+    """Jobs that wait for their time and jobs that were given up on have counts of their own."""
+    with Client(redis_url) as client:
+        client.submit("/later.wav", delay_s=3600)
+        queue_redis.zadd(QUEUE.keys.dead, {"x": 1})
+    told = depth(queue_redis)
+    assert (told.delayed, told.dead, told.waiting) == (1, 1, 1)
+    queue_redis.flushall()
