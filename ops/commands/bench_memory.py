@@ -52,9 +52,16 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, value: str) -> tupl
 @click.option(
     "--fixed",
     callback=_numbers,
-    default="1,2,4,8,16",
+    default="1,2,4,8,16,32",
     show_default=True,
     help="Batch sizes of the sweep; with commas between.",
+)
+@click.option(
+    "--items",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Rows that a batch may have where nothing holds it back.",
 )
 @click.option(
     "--wanted",
@@ -77,6 +84,7 @@ def memory_command(
     forecasts: int,
     shares: tuple[float, ...],
     fixed: tuple[float, ...],
+    items: int,
     wanted_mb: int | None,
     plot: Path | None,
     log: Path | None,
@@ -99,7 +107,7 @@ def memory_command(
         )
         click.echo(json.dumps(found) if as_json else leak_bench.sentence(found))
         return
-    order = Order(jobs, rounds, shares, tuple(map(int, fixed)), wanted_mb, forecasts)
+    order = Order(jobs, rounds, shares, tuple(map(int, fixed)), wanted_mb, items, forecasts)
     told, runs = run(load_settings(), order, tell=lambda line: screen.print(f"· {line}", markup=False))
     if log is not None:
         log.write_text(json.dumps({name: [*each.told.lines] for name, each in runs.items()}))
@@ -151,10 +159,12 @@ def print_sweep(screen: Any, told: dict[str, Any]) -> None:
     """Fixed batch sizes, and how the governed run stands beside them."""
     from rich.table import Table
 
-    sweep = Table("fixed batches of", "clips/s", "peak MiB", "within the half budget")
+    sweep = Table("at half the budget, at most rows", "clips/s", "peak MiB", "within the budget")
     for row in told["sweep"]:
         sweep.add_row(
             *(str(row[name]) for name in ("batch_items", "throughput", "peak_mb", "within_half_budget"))
         )
     screen.print(sweep)
-    screen.print(f"half budget against the best fixed size that fits: {told['half_budget_throughput_ratio']}")
+    ratio = told["half_budget_throughput_ratio"]
+    found = "no fixed size stays within it" if ratio is None else ratio
+    screen.print(f"at half the budget, the governor against the best fixed size: {found}")

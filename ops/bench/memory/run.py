@@ -23,8 +23,6 @@ RESULT_TIMEOUT_S = 240.0
 AMPLE_MB = 4096
 SHARES = (1.0, 0.75, 0.5, 0.4)
 HALF = 0.5
-CACHE_SHARE = 0.05
-"""Of the budget, as the engine derives it: the sweep is to have the cache of the run that it is compared with."""
 MEMORY_CODES = ("memory_too_small", "precision_unavailable")
 """Errors by which a job would be refused for want of memory."""
 
@@ -41,10 +39,12 @@ class Order:
     """Of the half budget and of the sweep, interleaved; 0 leaves the sweep out."""
     shares: tuple[float, ...] = SHARES
     """Budgets, as shares of the most that the work held when it had all it wanted."""
-    fixed: tuple[int, ...] = (1, 2, 4, 8, 16)
+    fixed: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Batch sizes of the sweep."""
     wanted_mb: int | None = None
     """That most, where an earlier run has told; None measures it."""
+    items: int = 32
+    """Rows that a batch may have where nothing holds it back."""
     forecast_batches: int = 0
     """Batches of the check of forecasts; 0 leaves it out."""
 
@@ -104,12 +104,12 @@ class _Bench:
         runs: list[Run] = []
         wanted_mb = self._order.wanted_mb
         if wanted_mb is None:
-            runs.append(self._pass("ample", AMPLE_MB, 16))
+            runs.append(self._pass("ample", AMPLE_MB, self._order.items))
             wanted_mb = int(record.greatest(runs[0].told) / MIB)
             self._tell(f"with all it wants, the work holds {wanted_mb} MiB")
         for share in self._order.shares:
             if share != HALF or not self._order.rounds:
-                runs.append(self._pass(f"{share:.0%}", int(share * wanted_mb), 16))
+                runs.append(self._pass(f"{share:.0%}", int(share * wanted_mb), self._order.items))
         told: dict[str, Any] = {"model": self._model, "jobs": self._order.jobs, "wanted_mb": wanted_mb}
         if self._order.rounds:
             half_mb = int(HALF * wanted_mb)
@@ -118,36 +118,34 @@ class _Bench:
             best = self._best(fixed, half_mb)
             median = statistics.median(each.throughput for each in governed)
             told["sweep"] = [self._sweep_row(passes, half_mb) for passes in fixed.values()]
-            told["half_budget_throughput_ratio"] = round(median / best, 3)
+            told["half_budget_throughput_ratio"] = round(median / best, 3) if best else None
         told["runs"] = [each.as_json() for each in runs]
         if self._order.forecast_batches:
             told |= self._forecasts()
         return told, {each.name: each for each in runs}
 
     def _half_against_sweep(self, half_mb: int) -> tuple[list[Run], dict[int, list[Run]]]:
-        """The half budget between fixed batch sizes that nothing holds back, round by round."""
+        """The half budget with batches that the governor sizes, and with fixed ones, round by round.
+
+        All of them have the same budget, and so the same precision: what differs is the most rows that may run.
+        """
         governed: list[Run] = []
         fixed: dict[int, list[Run]] = {size: [] for size in self._order.fixed}
-        cache_mb = max(16, int(CACHE_SHARE * half_mb))
         for _ in range(self._order.rounds):
-            governed.append(self._pass("50%", half_mb, 16))
+            governed.append(self._pass("50%", half_mb, self._order.items))
             for size in self._order.fixed:
-                name = f"fixed batches of {size}"
-                fixed[size].append(
-                    self._pass(name, AMPLE_MB, size, {"DECIBATCH_MLX_CACHE_LIMIT_MB": str(cache_mb)})
-                )
+                fixed[size].append(self._pass(f"at most {size} rows", half_mb, size))
         return governed, fixed
 
     @staticmethod
     def _best(fixed: dict[int, list[Run]], half_mb: int) -> float:
-        """The best median of those fixed sizes that never crossed the budget; of the smallest where all did."""
+        """The best median of those fixed sizes that never crossed the budget; 0 where all did."""
         fitting = [
             passes
             for passes in fixed.values()
             if max(record.greatest(each.told) for each in passes) <= half_mb * MIB
         ]
-        chosen = fitting or [fixed[min(fixed)]]
-        return max((statistics.median(each.throughput for each in passes) for passes in chosen), default=0.0)
+        return max((statistics.median(each.throughput for each in passes) for passes in fitting), default=0.0)
 
     @staticmethod
     def _sweep_row(passes: Sequence[Run], half_mb: int) -> dict[str, Any]:
@@ -178,9 +176,9 @@ class _Bench:
             yield client, log
             own.check()
 
-    def _pass(self, name: str, budget_mb: int, items: int, settings: dict[str, str] | None = None) -> Run:
+    def _pass(self, name: str, budget_mb: int, items: int) -> Run:
         files = self._work.mixed(self._order.jobs)
-        with self._worker(budget_mb, items, settings or {}) as (client, log):
+        with self._worker(budget_mb, items, {}) as (client, log):
             began = time.monotonic()
             refused, lost = _all_done(client, files)
             ended = time.monotonic()

@@ -148,7 +148,7 @@ def test_bits_come_back_when_pressure_has_ended() -> None:
 
 def test_small_batches_for_long_move_a_model_too() -> None:
     """Where prediction leaves room for an eighth of a batch, it is pressure that smaller batches cannot end."""
-    rig = Rig(330)
+    rig = Rig(316)
     for _ in range(4):
         assert rig.governor.plan(rig.now) is None
         assert rig.room() <= 2
