@@ -15,7 +15,7 @@ from engine.limits import resolve
 from engine.loop import LoadedSession, LoadRefused
 from engine.models import ModelError, Registry
 from engine.protocol import ChunkRequest, Loaded, Ready, Requantized, Rung, Sample, Shape, Surroundings
-from engine.recognizers.families import family_named
+from engine.recognizers.families import WHISPER, family_named
 from engine.stepping import Schedule
 from engine.windows import BUCKET_FRAMES
 
@@ -77,6 +77,9 @@ class MlxBackend:
         memory.clear()
         try:
             folder = self._registry.resolve(alias)
+            family = self._registry.source(alias).family
+            if family != WHISPER:
+                return self._load_other(alias, folder, family, began)
             model = load_model(folder, self._dtype, self._kernels, _quantized(bits))
             tokenizer = Tokenizer(folder, model.dims.n_vocab)
         except ModelError as exc:
