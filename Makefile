@@ -17,8 +17,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 demo: $(VENV)/.demo
 	@$(BIN)/decibatch demo
 
+# Three at a time, a file each: most tests wait for processes more than they compute.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from hypothesis import settings
 
 from queueing.connect import connect
 from tests.support.leaks import leaked_keys
 from tests.support.redis_server import RedisServer, servers
+
+# Hypothesis' own deadline is an assertion on wall time, and this machine may be busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _ran: list[str] = []
 
@@ -73,6 +79,18 @@ def queue_redis(redis_url: str) -> Iterator[redis.Redis]:
     client = connect(redis_url)
     yield client
     client.close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # One of several processes: the first one, which writes the summary, has seen no server itself.
+    workeroutput = getattr(session.config, "workeroutput", None)
+    if workeroutput is not None:
+        workeroutput["servers"] = _ran
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _ran.extend(getattr(node, "workeroutput", {}).get("servers", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -36,7 +36,8 @@ def test_without_prompt_and_text_there_is_none() -> None:
 
 def test_chunks_run_one_after_another(start_worker: StartWorker, client: Client, tmp_path: Path) -> None:
     """Of a job that asks for context no two chunks are rows of one step, and all of its text comes back."""
-    worker = start_worker(fake=FakeConfig())
+    # Long enough that chunks which may run together do.
+    worker = start_worker(fake=FakeConfig(step_s=0.02, decode_steps=50))
     recording = write_wav(tmp_path / "long.wav", speech(40.0))
     apart, together = (client.submit(recording, carry_context=asked) for asked in (True, False))
     texts = [client.result(job, timeout=60).text for job in (apart, together)]
