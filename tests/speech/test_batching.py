@@ -57,8 +57,15 @@ def test_a_tight_budget_cuts_batches_and_leaves_work_in_redis(
 ) -> None:
     """Where a full batch needs more than the budget, work waits in Redis, batches are cut, and memory stays under."""
     credits, log = 12, tmp_path / "memory.jsonl"
+    # At full precision throughout: at 8 bits a dozen rows would fit.
     worker = WorkerProcess(
-        redis_url, tmp_path, memory_budget_mb=420, batch_audio_s=1000, credits=credits, memory_log=log
+        redis_url,
+        tmp_path,
+        memory_budget_mb=420,
+        memory_min_bits=0,
+        batch_audio_s=1000,
+        credits=credits,
+        memory_log=log,
     )
     try:
         worker.wait_ready()
