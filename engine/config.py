@@ -16,10 +16,16 @@ class EngineConfig:
     """Alias to model source: the only models there are. See :class:`engine.models.ModelSource`."""
     cache_dir: str | None = None
     """Where converted and fetched models are kept; None is :func:`default_cache_dir`."""
+    budget: int | None = None
+    """Bytes that the engine may use, weights included; None takes the device's less *reserve*."""
+    reserve: int | None = None
+    """Bytes of the device left to others where no budget is set; None is a quarter of the device."""
     memory_limit: int | None = None
-    """Bytes given to ``mx.set_memory_limit``; None leaves MLX's own."""
-    cache_limit: int | None = 256 * 1024 * 1024
-    """Bytes of freed buffers that MLX may keep (``mx.set_cache_limit``); None leaves MLX's own."""
+    """Bytes given to ``mx.set_memory_limit``; None is the budget, 0 leaves MLX's own."""
+    cache_limit: int | None = None
+    """Bytes of freed buffers that MLX may keep (``mx.set_cache_limit``); None is a twentieth of the budget."""
+    wired_limit: int = 0
+    """Bytes given to ``mx.set_wired_limit`` (macOS 15 and later); 0 leaves it alone."""
     threads: int | None = None
     """Threads of the CPU backend; None takes every core available."""
     half_precision: bool = True
@@ -31,7 +37,9 @@ class EngineConfig:
     sample_interval_s: float = 0.05
     """Time between two memory samples while a batch runs."""
     idle_sample_interval_s: float = 1.0
-    """Time between two memory samples while none does."""
+    """Time between two memory samples while none does and memory stands still."""
+    surroundings_interval_s: float = 10.0
+    """Time between two readings of the machine's memory."""
     step_record_s: float = 0.1
     """Decode steps over the same rows are recorded together for this long."""
     slots: int = 32

@@ -148,7 +148,7 @@ def test_the_worker_is_told_what_was_set(monkeypatch) -> None:
     monkeypatch.setenv("DECIBATCH_BATCH_ITEMS", "4")
     monkeypatch.setenv("DECIBATCH_MAX_DURATION_S", "60")
     config = worker_config(load())
-    assert config.engine.budget_bytes == 2 << 30
+    assert config.engine.process.budget == 2 << 30
     assert config.thresholds.queue == pytest.approx(0.7)
     assert config.batch.max_items == 4
     assert config.media.max_duration_s == 60
