@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, StringConstraints, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -38,6 +38,11 @@ DEFAULT_MODELS: Mapping[str, str] = {
 }
 
 MIB = 1024 * 1024
+
+
+def _number(value: Any) -> Any:
+    """The environment has text alone, which a choice among numbers would not take."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 class SettingsInvalid(Exception):
@@ -246,7 +251,7 @@ class Settings(BaseSettings):
         ge=0,
         description="Memory of the device left to others where no budget is set, MiB; unset, a quarter of it.",
     )
-    memory_min_bits: Literal[0, 4, 8] = Field(
+    memory_min_bits: Annotated[Literal[0, 4, 8], BeforeValidator(_number)] = Field(
         8,
         description=(
             "Fewest bits to which a worker short of memory quantizes its models; 0 for never. "

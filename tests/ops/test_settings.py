@@ -207,3 +207,10 @@ def test_without_a_secret_no_webhook_is_sent(monkeypatch) -> None:
     webhooks = worker_config(load()).webhooks
     assert webhooks is not None
     assert (webhooks.schemes, webhooks.allow_private_hosts) == (("https",), False)
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+def test_a_choice_among_numbers_is_read_from_text(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment has text, and means the number."""
+    monkeypatch.setenv("DECIBATCH_MEMORY_MIN_BITS", str(bits))
+    assert load().memory_min_bits == bits
