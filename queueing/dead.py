@@ -6,7 +6,8 @@ from typing import Any
 
 from queueing.errors import DecibatchError, UnknownJob
 from queueing.faults import translated
-from queueing.protocol import JobStatus, Queue, text
+from queueing.joblist import JobList
+from queueing.protocol import JobStatus, Queue
 from queueing.scripts import run
 
 
@@ -22,22 +23,11 @@ class InputGone(DecibatchError):
     code = "input_gone"
 
 
-class DeadList:
-    """The dead jobs of a queue, over a ``redis.Redis`` that the caller owns.
-
-    ``server`` names it in messages. Every method raises ServerUnavailable where it does not answer.
-    """
+class DeadList(JobList):
+    """The dead jobs of a queue."""
 
     def __init__(self, redis: Any, queue: Queue, *, server: str) -> None:
-        self._redis = redis
-        self._queue = queue
-        self._server = server
-
-    def latest(self, limit: int = 100) -> list[JobStatus]:
-        """The dead, latest first. Those whose time to live is over are taken off the list."""
-        with translated(self._server):
-            found = self._redis.zrevrange(self._queue.keys.dead, 0, limit - 1)
-        return [status for job_id in found if (status := self._look(text(job_id))) is not None]
+        super().__init__(redis, queue, queue.keys.dead, server=server)
 
     def show(self, job_id: str) -> JobStatus:
         """One dead job, with its input and the failures of its attempts.
@@ -75,13 +65,6 @@ class DeadList:
         with translated(self._server):
             word = run(self._redis, self._queue.drop(job_id))
         _check(job_id, word, "dead")
-
-    def _look(self, job_id: str) -> JobStatus | None:
-        with translated(self._server):
-            status = run(self._redis, self._queue.status(job_id))
-            if status is None:
-                self._redis.zrem(self._queue.keys.dead, job_id)
-        return status
 
 
 def _check(job_id: str, word: str, wanted: str) -> None:

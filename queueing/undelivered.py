@@ -6,7 +6,8 @@ from typing import Any
 
 from queueing.errors import DecibatchError, UnknownJob
 from queueing.faults import translated
-from queueing.protocol import JobStatus, Queue, text
+from queueing.joblist import JobList
+from queueing.protocol import Queue
 from queueing.scripts import run
 
 
@@ -16,28 +17,11 @@ class NotGivenUp(DecibatchError):
     code = "not_given_up"
 
 
-class Undelivered:
-    """The webhooks of a queue that were given up, over a ``redis.Redis`` that the caller owns.
-
-    ``server`` names it in messages. Every method raises ServerUnavailable where it does not answer.
-    """
+class Undelivered(JobList):
+    """The jobs of a queue whose webhooks were given up."""
 
     def __init__(self, redis: Any, queue: Queue, *, server: str) -> None:
-        self._redis = redis
-        self._queue = queue
-        self._server = server
-
-    def latest(self, limit: int = 100) -> list[JobStatus]:
-        """Their jobs, latest first. Those whose time to live is over are taken off the list."""
-        found = []
-        with translated(self._server):
-            for member in self._redis.zrevrange(self._queue.keys.undelivered, 0, limit - 1):
-                status = run(self._redis, self._queue.status(text(member)))
-                if status is None:
-                    self._redis.zrem(self._queue.keys.undelivered, member)
-                else:
-                    found.append(status)
-        return found
+        super().__init__(redis, queue, queue.keys.undelivered, server=server)
 
     def again(self, job_id: str) -> None:
         """Let the end of a job be told again, its count of tries at zero.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,8 @@ def load_recognizer(folder: Path, family: Family, dtype: mx.Dtype) -> LoadedReco
     :raises BadRecognizer: files or weights are missing, or it asks for code of its own.
     """
     _refuse_code(folder)
-    # Models lie in folders here: nothing is looked up on a hub.
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from mlx_audio.stt.utils import load_model
+    with _offline():
+        from mlx_audio.stt.utils import load_model
 
     told: dict[str, Any] = {"model_type": family.name, "model_name_parts": []}
     try:
@@ -61,6 +62,21 @@ def load_recognizer(folder: Path, family: Family, dtype: mx.Dtype) -> LoadedReco
     parameters = [array for _, array in _arrays(network)]
     bits = (config.get("quantization") or {}).get("bits") or dtype.size * 8
     return LoadedRecognizer(recognizer, sum(a.nbytes for a in parameters), int(bits), width(config))
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Models lie in folders here: nothing is looked up on a hub. The libraries read this once, when they are imported;
+    processes that are started later, to fetch a model, must not inherit it."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
 
 
 def _load(load_model: Any, folder: Path, told: dict[str, Any]) -> Any:

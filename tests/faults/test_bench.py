@@ -82,7 +82,11 @@ def test_without_its_fence_results_come_twice() -> None:
 def test_without_recovery_jobs_are_lost() -> None:
     """Where nobody takes up what a killed worker held, the observer finds it missing."""
     manner = Manner(LEASE_S, recovers=False)
-    told = run(Order(seed=2, jobs=60, faults=8, seconds=5.0, workers=2, quiet_s=4.0, manner=manner))
+    # Whether a kill strikes while something is held depends on the machine's pace: a few plans, until one has.
+    for seed in range(2, 7):
+        told = run(Order(seed=seed, jobs=60, faults=8, seconds=5.0, workers=2, quiet_s=4.0, manner=manner))
+        if told.lost:
+            break
     assert told.lost > 0
     assert told.pending_left == told.lost
     assert not told.sound
