@@ -40,7 +40,7 @@ from worker.control import ControlReader
 from worker.dispatcher import Dispatcher
 from worker.flow import EngineCrashed, JobFlow, Parts
 from worker.governing import Governing
-from worker.governor import Governor
+from worker.governor import Governor, Level
 from worker.held import HeldJob, Ledger
 from worker.identity import Identity, adopt
 from worker.intake import Intake
@@ -97,7 +97,7 @@ class Daemon:
             self._governor,
             self._keeper,
             on_change=self._note_memory,
-            hand_back=lambda: self._hand_back(only_unstarted=True),
+            hand_back=self._make_room,
             on_level=self._watch.level_changed,
             memory_log=config.memory_log,
         )
@@ -322,6 +322,11 @@ class Daemon:
         await self._wait_until_empty(LAST_WORDS_S, only_unstarted=False)
         if len(self._ledger):
             log.warning("left to their leases", extra={"held": len(self._ledger)})
+
+    def _make_room(self) -> None:
+        """Memory is short: give back what has not started, be it here or in the engine."""
+        self._hand_back(only_unstarted=True)
+        self._dispatcher.call_back(self._governor.unstarted())
 
     def _hand_back(self, *, only_unstarted: bool) -> None:
         for held in self._ledger:
@@ -549,6 +554,10 @@ class Daemon:
                 # A step that raised says the same of every row, as a death does: the first answer speaks for all.
                 self._suspect(tuple(self._dispatcher.running_jobs), event.message)
                 self._dispatcher.step_failed(event.chunk)
+            case ChunkFailed() if self._dispatcher.came_back(event):
+                self._ledger.came_back(event.chunk, in_engine=event.job in self._dispatcher.running_jobs)
+                if self._governor.level is Level.PAUSE:
+                    self._hand_back(only_unstarted=True)
             case ChunkFailed():
                 self._dispatcher.answered(event.chunk)
                 self._ledger.chunk_failed(event)

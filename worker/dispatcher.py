@@ -47,6 +47,8 @@ class Dispatcher:
         self._on_refused = on_refused
         self._waiting: dict[str, WaitingChunk] = {}
         self._running: dict[str, WaitingChunk] = {}
+        self._called_back: set[str] = set()
+        """Of those in the engine, what is to come back without having run."""
         self._batches: set[int] = set()
         """Sent, and not yet told to be over."""
         self._in_doubt = False
@@ -85,17 +87,36 @@ class Dispatcher:
     def withdraw(self, chunk_ids: Iterable[str]) -> None:
         """Forget chunks, wherever they are; those in the engine are cancelled before its next step."""
         ids = tuple(chunk_ids)
+        self._called_back.difference_update(ids)
         for chunk_id in ids:
             self._waiting.pop(chunk_id, None)
         in_engine = tuple(chunk_id for chunk_id in ids if chunk_id in self._running)
         if in_engine:
             self._keeper.send(Cancel(in_engine))
 
+    def call_back(self, chunk_ids: Iterable[str]) -> None:
+        """Have the engine return chunks, which then wait here again; see :meth:`came_back`."""
+        ids = tuple(name for name in chunk_ids if name in self._running and name not in self._called_back)
+        if ids:
+            self._called_back.update(ids)
+            self._keeper.send(Cancel(ids))
+
+    def came_back(self, event: ChunkFailed) -> bool:
+        """Whether this answer is that of a chunk that was called back: it waits again, as if it had never been sent."""
+        if event.chunk not in self._called_back or event.code != "cancelled":
+            return False
+        self._called_back.discard(event.chunk)
+        chunk = self._running.pop(event.chunk)
+        self._waiting[event.chunk] = chunk
+        self.poke()
+        return True
+
     def poke(self) -> None:
         """Something changed: decide again."""
         self._changed.set()
 
     def answered(self, chunk_id: str) -> None:
+        self._called_back.discard(chunk_id)
         if self._running.pop(chunk_id, None) is not None and self._waiting:
             self.poke()
 
@@ -105,6 +126,7 @@ class Dispatcher:
         An engine whose device has broken ends next, and says of no batch that it is over: until one is, nothing is
         sent, or it would be taken for what broke it.
         """
+        self._called_back.discard(chunk_id)
         self._running.pop(chunk_id, None)
         self._in_doubt = True
 
@@ -117,6 +139,7 @@ class Dispatcher:
         """The engine has died. Returns the jobs that were in it."""
         suspects = tuple(self.running_jobs)
         self._running.clear()
+        self._called_back.clear()
         self._batches.clear()
         self._in_doubt = False
         return suspects

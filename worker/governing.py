@@ -101,7 +101,7 @@ class Governing:
                 self._governor.step_done(event)
                 self._sample(event.sample)
             case ChunkDone() | ChunkFailed():
-                self._answered(event.chunk)
+                self._answered(event.chunk, ran=isinstance(event, ChunkDone))
             case Surroundings():
                 self._governor.surroundings = event
                 self._write("surroundings", pss=event.pss, **asdict(event.system))
@@ -110,6 +110,8 @@ class Governing:
                 self._tell("limits", **asdict(event.limits), device=event.device)
             case Loaded():
                 self._governor.model_loaded(event, time.monotonic())
+                if self._keeper.ready:
+                    self._governor.at_rest()
                 self._tell("loaded", model=event.model, bits=event.bits, weights=event.weights_bytes)
             case Requantized():
                 self._requantized(event)
@@ -162,6 +164,7 @@ class Governing:
     def _requantized(self, event: Requantized) -> None:
         self._sent = None
         self._governor.requantized(event, time.monotonic())
+        self._governor.at_rest()
         self._keeper.bits[event.model] = event.bits
         self.requantizations += 1
         facts = asdict(event)
@@ -189,9 +192,9 @@ class Governing:
         rows = [(chunk.request.id, row_of(chunk)) for chunk in chunks]
         self._governor.admitted(chunks[0].request.model, rows, time.monotonic())
 
-    def _answered(self, chunk_id: str) -> None:
+    def _answered(self, chunk_id: str, *, ran: bool) -> None:
         now = time.monotonic()
-        self._governor.left(chunk_id, now)
+        self._governor.left(chunk_id, now, ran=ran)
         self._write_forecasts()
         if self._governor.idle and self._governor.cramped:
             self._keeper.send(ClearCache())

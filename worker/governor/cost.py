@@ -5,7 +5,8 @@ encoder together, the keys and values that each row's decoder attends to (frames
 written, and its scores over the vocabulary. The model's dimensions tell the size of each; how many times each counts is
 a factor that starts with a safe prior and is learned online by recursive least squares (Plackett, 1950), with the older
 batches slowly forgotten. So a length bucket that was never seen is predicted from what its neighbours taught. On top
-stands the bucket's own mean error, and a quantile of the errors of late as a margin.
+stands the bucket's own mean error, and a quantile of the errors of late as a margin; both are shares of the prediction,
+so that what a full batch was off by is not laid on a single row.
 """
 
 from __future__ import annotations
@@ -82,11 +83,8 @@ def terms(load: Load, shape: Shape, cache_limit: int) -> tuple[float, ...]:
     """MiB of each of :data:`TERMS`, counted once."""
     item = shape.item_bytes
     frames = sorted((row.frames for row in load.joining), reverse=True)
-    longest = frames[0] if frames else 0.0
-    step_s = shape.encode_beside_s if len(load.rows) > len(load.joining) else shape.encode_s
-    at_once = max(1, int(step_s * FRAMES_PER_SECOND / longest)) if longest else 0
-    if shape.windows_at_once:
-        at_once = min(at_once, shape.windows_at_once)
+    longest = max((row.window_s for row in load.joining), default=0.0)
+    at_once = windows_at_once(shape, longest, beside=len(load.rows) > len(load.joining))
     both = 2 * shape.n_text_layer * shape.n_text_state * item
     tokens = sum(_cache_positions(row) for row in load.rows)
     sizes = (
@@ -97,6 +95,14 @@ def terms(load: Load, shape: Shape, cache_limit: int) -> tuple[float, ...]:
         float(sum(row.lines for row in load.rows) * shape.n_vocab * 4),
     )
     return tuple(size / MIB for size in sizes)
+
+
+def windows_at_once(shape: Shape, window_s: float, *, beside: bool = False) -> int:
+    """Windows of this many seconds that are in the encoder together; fewer beside rows that are decoded."""
+    if window_s <= 0:
+        return 0
+    at_once = max(1, int((shape.encode_beside_s if beside else shape.encode_s) / window_s))
+    return min(at_once, shape.windows_at_once) if shape.windows_at_once else at_once
 
 
 def _cache_positions(row: Row) -> int:
@@ -121,7 +127,7 @@ class Prediction:
 class _Bucket:
     count: int = 0
     error: float = 0.0
-    """Mean of measured less predicted, MiB."""
+    """Mean of measured less the sum of the terms, as a share of that (:func:`_scale`)."""
 
 
 @dataclass(slots=True)
@@ -162,23 +168,24 @@ class CostModel:
             return
         x, actual = terms(load, self.shape, self.cache_limit), measured / MIB
         bucket = self._buckets.setdefault(load.bucket, _Bucket())
-        self._errors.append(actual - self._expected(load))
-        plain = _dot(self._factors, x)
+        expected, plain = self._expected(load), _dot(self._factors, x)
+        self._errors.append((actual - expected) / _scale(expected))
         self._update(x, actual - plain)
         bucket.count += 1
-        bucket.error += (actual - plain - bucket.error) / min(bucket.count, 16)
+        bucket.error += ((actual - plain) / _scale(plain) - bucket.error) / min(bucket.count, 16)
         self.batches += 1
 
     def _expected(self, load: Load) -> float:
         bucket = self._buckets.get(load.bucket)
         own = bucket.error * bucket.count / (bucket.count + 4) if bucket else 0.0
-        return max(0.0, _dot(self._factors, terms(load, self.shape, self.cache_limit)) + own)
+        plain = _dot(self._factors, terms(load, self.shape, self.cache_limit))
+        return max(0.0, plain + own * _scale(plain))
 
     def _margin(self, expected: float) -> float:
         if len(self._errors) < ENOUGH:
             return UNKNOWN_SHARE * expected
         ranked = sorted(self._errors)
-        return max(0.0, ranked[min(len(ranked) - 1, int(QUANTILE * len(ranked)))])
+        return max(0.0, ranked[min(len(ranked) - 1, int(QUANTILE * len(ranked)))]) * _scale(expected)
 
     def _update(self, x: Sequence[float], error: float) -> None:
         """One step of recursive least squares with forgetting; factors stay at zero or above."""
@@ -192,6 +199,11 @@ class CostModel:
                 # Without new evidence in a direction forgetting would let it grow without bound.
                 limit = PRIOR_STD[i] * PRIOR_STD[j]
                 self._covariance[i][j] = min(limit, max(-limit, fresh))
+
+
+def _scale(mib: float) -> float:
+    """What an error is a share of: small sums are off by the noise, however small they are."""
+    return mib + NOISE_MIB
 
 
 def _dot(a: Iterable[float], b: Iterable[float]) -> float:

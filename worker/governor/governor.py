@@ -14,10 +14,13 @@ from dataclasses import dataclass, field, replace
 from engine.limits import Limits
 from engine.protocol import Loaded, Requantized, Sample, StepDone, Surroundings
 from worker.governor import leaks, levels, precision
-from worker.governor.cost import CostModel, Load, Row
+from worker.governor.cost import CostModel, Load, Row, windows_at_once
 from worker.governor.levels import Decision, Level, Thresholds, Transition, mib
 from worker.governor.precision import Change, ModelPrecision
 
+REST_PERIODS = 8
+"""Times without work of which the least reading is the rest: right after a burst malloc still holds what it will use
+again, and a peak measured above that would pass for a small one."""
 REST_SAMPLES = 5
 """Readings in a row of an idle engine that must agree before its rest is judged."""
 STARVED_SHARE = 8
@@ -58,7 +61,7 @@ class Restart:
 
 @dataclass(slots=True)
 class _Interval:
-    """From one dispatch to the next, or to the last answer."""
+    """From one dispatch to the next that finds all rows encoded, or to the last answer."""
 
     model: str
     load: Load
@@ -77,12 +80,24 @@ class _Engine:
     unencoded: dict[str, Row] = field(default_factory=dict)
     """Of these, what no encoder step has held yet."""
     interval: _Interval | None = None
-    rest: int | None = None
-    """Held while nothing runs, without the cache; the last such reading."""
+    rests: deque[int] = field(default_factory=lambda: deque(maxlen=REST_PERIODS))
+    """Least held while nothing ran, without the cache, of the last such times."""
     rest_samples: int = 0
+    """Readings of this time without work."""
     leak: leaks.LeakState = field(default_factory=leaks.LeakState)
     recent: deque[tuple[float, int]] = field(default_factory=deque)
     """Time and bytes without the cache, so that the front holds the most of late."""
+
+    @property
+    def rest(self) -> int | None:
+        return min(self.rests, default=None)
+
+    def rests_at(self, held: int) -> None:
+        """One reading of an idle engine."""
+        if self.rest_samples == 0 or not self.rests:
+            self.rests.append(held)
+        self.rests[-1] = min(self.rests[-1], held)
+        self.rest_samples += 1
 
 
 class Governor:
@@ -256,11 +271,17 @@ class Governor:
         while engine.recent[0][0] < now - self._thresholds.restore_after_s:
             engine.recent.popleft()
         if self.idle and self.models and not self.loading:
-            engine.rest = held
-            engine.rest_samples += 1
+            engine.rests_at(held)
         engine.leak = leaks.note(engine.leak, max(0, held - self._resident()))
         if engine.rest_samples >= REST_SAMPLES and self.limits.budget:
             self._judge_rest(held)
+
+    def at_rest(self) -> None:
+        """All models stand as they will, and nothing runs: the last reading is a rest. An engine that finds work at
+        once may not have another for hours."""
+        danger = levels.danger_bytes(self.last) if self.last is not None else None
+        if self.idle and self.models and self.last is not None and danger is not None:
+            self._engine.rests_at(danger - self.last.cache)
 
     def _judge_rest(self, held: int) -> None:
         """Where the engine rests at or above the exit of *queue*, that level could never be left again."""
@@ -276,7 +297,7 @@ class Governor:
             self.budget_too_small = True
 
     def _forget_rest(self) -> None:
-        self._engine.rest = None
+        self._engine.rests.clear()
         self._engine.rest_samples = 0
         self.budget_too_small = False
 
@@ -373,23 +394,44 @@ class Governor:
     def admitted(self, model: str, rows: Iterable[tuple[str, Row]], now: float) -> None:
         """These chunks go to the engine."""
         self._note_starved(now)
-        joining = tuple(rows)
-        self._close_interval(now)
-        for chunk, row in joining:
-            self._engine.rows[chunk] = (model, row)
-            self._engine.unencoded[chunk] = row
-        cost = self._engine.costs.get(model)
-        if cost is not None:
-            load = Load(self._running(), tuple(self._engine.unencoded.values()))
-            rest = self._rest_now()
-            self._engine.interval = _Interval(model, load, rest, rest + cost.predict(load).bytes)
-
-    def left(self, chunk: str, now: float) -> None:
-        """A chunk has been answered."""
-        self._engine.unencoded.pop(chunk, None)
-        if self._engine.rows.pop(chunk, None) is not None and self.idle:
+        engine = self._engine
+        # Rows that nobody has encoded yet have not shown what they need: they are measured with those that join now.
+        before = engine.interval if engine.unencoded else None
+        if before is None:
             self._close_interval(now)
-            self._engine.rest_samples = 0
+        for chunk, row in rows:
+            engine.rows[chunk] = (model, row)
+            engine.unencoded[chunk] = row
+        cost = engine.costs.get(model)
+        if cost is not None:
+            load = Load(self._running(), tuple(engine.unencoded.values()))
+            rest = before.rest if before else self._rest_now()
+            peak = before.peak if before else 0
+            engine.interval = _Interval(model, load, rest, rest + cost.predict(load).bytes, peak)
+
+    def left(self, chunk: str, now: float, *, ran: bool = True) -> None:
+        """A chunk has been answered.
+
+        :param ran: it was worked at to its end. What was called off before it was encoded needed nothing: of those
+            that were sent with it the peak says too little.
+        """
+        engine = self._engine
+        if engine.unencoded.pop(chunk, None) is not None and not ran:
+            engine.interval = None
+        if engine.rows.pop(chunk, None) is not None and self.idle:
+            self._close_interval(now)
+            engine.rest_samples = 0
+
+    def unstarted(self) -> tuple[str, ...]:
+        """Chunks in the engine that its encoder has not come to: what can be called back without loss of work.
+
+        Those that come next are left to it: a step may hold them already, and one chunk must always pass.
+        """
+        waiting = self._engine.unencoded
+        most = max((row.window_s for row in waiting.values()), default=0.0)
+        shapes = (self._engine.costs[model].shape for model, _ in self._engine.rows.values())
+        at_once = max((windows_at_once(shape, most) for shape in shapes), default=1)
+        return tuple(waiting)[max(1, at_once) :]
 
     def _close_interval(self, now: float) -> None:
         interval, self._engine.interval = self._engine.interval, None
