@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,21 @@ class EngineConfig:
     """Time added for each second of audio that an encoder step holds."""
     deadline_load_s: float = 300.0
     """Time that loading a model may take, conversion included."""
+
+    def deadline_s(self, window_s: float, bits: Iterable[int]) -> float:
+        """Seconds that a step may take.
+
+        :param window_s: seconds of audio that it encodes.
+        :param bits: of the models that are loaded; the fewest count.
+        """
+        return _patience(min(bits, default=32)) * (
+            self.deadline_base_s + self.deadline_per_window_s * window_s
+        )
+
+
+def _patience(bits: int) -> float:
+    """How much longer a step may take at so many bits: on the CPU backend weights are unpacked on the way."""
+    return 1.0 if bits >= 16 else 2.0 if bits >= 8 else 3.0
 
 
 def default_cache_dir() -> Path:

@@ -88,11 +88,6 @@ class LoadRefused(Exception):
         self.code = code
 
 
-def deadline_factor(bits: int) -> float:
-    """How much longer a step may take at so many bits: on the CPU backend weights are unpacked on the way."""
-    return 1.0 if bits >= 16 else 2.0 if bits >= 8 else 3.0
-
-
 @dataclass(slots=True)
 class _Batch:
     """Chunks that came together, of which some have not been answered yet."""
@@ -354,10 +349,8 @@ class Loop:
         return plan.window_s * len(plan.chunks) if plan.kind == "encode" else 0.0
 
     def _deadline(self, plan: StepPlan) -> float:
-        patience = deadline_factor(min((model.loaded.bits for model in self._models.values()), default=32))
-        return patience * (
-            self._config.deadline_base_s + self._config.deadline_per_window_s * self._size(plan)
-        )
+        bits = (model.loaded.bits for model in self._models.values())
+        return self._config.deadline_s(self._size(plan), bits)
 
     def _count(self, seconds: float) -> None:
         if self._record is not None:

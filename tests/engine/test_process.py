@@ -600,6 +600,15 @@ def test_a_batch_must_be_worked_on() -> None:
     assert not between.after(BatchDone(1, 2.0), 103.0).stuck(1e9)
 
 
+def test_fewer_bits_may_take_longer() -> None:
+    """At 8 bits a step has twice the time, and the first one of a batch too; the model with the fewest counts."""
+    config = EngineConfig(deadline_base_s=10.0, deadline_per_window_s=1.0)
+    assert [config.deadline_s(5.0, bits) for bits in ([], [32, 16], [32, 8], [4])] == [15.0, 15.0, 30.0, 45.0]
+    chunk = ChunkRequest("c", "j", "tiny.en", "/spool", 0, 5 * SAMPLE_RATE)
+    plain = Progress().given(Dispatch(1, (chunk,)), config, 0.0)
+    assert Progress().given(Dispatch(1, (chunk,)), config, 0.0, [8]).batch_s == 2 * plain.batch_s
+
+
 def test_records_go_with_the_next_event() -> None:
     """What is said of a step is held for what follows it; a memory reading, which comes while a step is long, takes it
     along, and an answer is not held over the end of a turn."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.limits import Limits
-from engine.protocol import BatchDone, ChunkFailed, ChunkRequest, DecodeOptions, Loaded, Rung, Shape
+from engine.protocol import BatchDone, Cancel, ChunkFailed, ChunkRequest, DecodeOptions, Loaded, Rung, Shape
 from queueing.job import Lane
 from worker.assembler import BatchLimits, WaitingChunk, row_of
 from worker.dispatcher import PRECISION_WAIT_S, Dispatcher
@@ -113,3 +113,35 @@ def test_a_wide_search_counts_by_its_lines() -> None:
     assert rig.governor.room("w", row_of(replace(plain, request=wide))) < rig.governor.room(
         "w", row_of(plain)
     )
+
+
+def cancelled(name: str) -> ChunkFailed:
+    return ChunkFailed(name, name, "cancelled", "cancelled", False)
+
+
+def test_what_is_called_back_waits_again() -> None:
+    """A chunk that the engine returns is sent anew; one that nobody wants any more, or that ran after all, is not."""
+    rig = Rig(32)
+    rig.dispatcher.offer([chunk(name, 4) for name in "abc"])
+    rig.dispatcher._decide(1.0)
+    rig.dispatcher.call_back(["a", "b", "c", "unknown"])
+    rig.dispatcher.call_back(["a"])
+    rig.dispatcher.withdraw(["b"])
+    rig.dispatcher.answered("c")
+    asked = [command.chunks for command in rig.keeper.sent if isinstance(command, Cancel)]
+    assert asked == [("a", "b", "c"), ("b",)]
+    assert rig.dispatcher.came_back(cancelled("a"))
+    assert not rig.dispatcher.came_back(cancelled("b"))
+    assert not rig.dispatcher.came_back(cancelled("c"))
+    rig.keeper.sent.clear()
+    rig.dispatcher._decide(2.0)
+    assert rig.sent() == ["a"]
+
+
+def test_a_chunk_that_fails_while_it_is_called_back_has_failed() -> None:
+    """Only an answer that it was cancelled says that a chunk has not run."""
+    rig = Rig(32)
+    rig.dispatcher.offer([chunk("a", 4)])
+    rig.dispatcher._decide(1.0)
+    rig.dispatcher.call_back(["a"])
+    assert not rig.dispatcher.came_back(replace(cancelled("a"), code="numeric"))

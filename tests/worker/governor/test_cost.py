@@ -88,6 +88,18 @@ def test_the_margin_follows_the_errors() -> None:
     assert margins[1] > 5 * margins[0]
 
 
+def test_what_a_full_batch_was_off_by_is_not_laid_on_a_single_row() -> None:
+    """After one peak far over its prediction a row alone may need as much more in proportion, and no more."""
+    cost = CostModel(TINY, 64 * MIB)
+    row = Row(30.0, 22.0)
+    before = cost.predict(Load.alike(1, row)).bytes
+    for _ in range(12):
+        cost.learn(Load.alike(1, Row(8.0, 5.0)), cost.predict(Load.alike(1, Row(8.0, 5.0))).expected)
+    full = Load.alike(12, row)
+    cost.learn(full, 2 * cost.predict(full).expected)
+    assert cost.predict(Load.alike(1, row)).bytes < 4 * before
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.lists(ROWS, min_size=1, max_size=16), st.integers(0, 1 << 33)), max_size=40), ROWS

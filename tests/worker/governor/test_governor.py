@@ -104,6 +104,64 @@ def test_forecasts_are_kept_beside_what_came() -> None:
     assert forecast.predicted > forecast.rest
 
 
+def encoded(rig: Rig, peak_mb: int, *chunks: str) -> None:
+    reading = Sample(0, 0, 0, 0, peak_footprint=peak_mb * MIB)
+    rig.governor.step_done(StepDone("encode", 1, 0.1, chunks, (), 16.0, reading))
+
+
+def test_rows_are_measured_once_they_have_been_encoded() -> None:
+    """What joins before others are encoded is measured with them: a peak of which half is to come teaches nothing."""
+    rig = Rig(4000)
+    rig.governor.admitted(MODEL, [("a", ROW), ("b", ROW)], rig.now)
+    encoded(rig, 220, "a")
+    rig.governor.admitted(MODEL, [("c", ROW)], rig.now)
+    assert not rig.governor.forecasts
+    encoded(rig, 260, "b", "c")
+    rig.governor.admitted(MODEL, [("d", ROW)], rig.now)
+    (forecast,) = rig.governor.forecasts
+    assert (forecast.rows, forecast.measured) == (3, 260 * MIB)
+    encoded(rig, 270, "d")
+    for name in "abcd":
+        rig.governor.left(name, rig.now)
+    assert [forecast.rows for forecast in rig.governor.forecasts] == [3, 4]
+
+
+def test_what_was_called_off_teaches_nothing() -> None:
+    """A batch of which a row was cancelled before it was encoded shows less than it would have needed."""
+    rig = Rig(4000)
+    rig.governor.admitted(MODEL, [("a", ROW), ("b", ROW)], rig.now)
+    encoded(rig, 220, "a")
+    rig.governor.left("b", rig.now, ran=False)
+    rig.governor.left("a", rig.now)
+    assert not rig.governor.forecasts
+
+
+def test_what_the_encoder_has_not_come_to_can_be_called_back() -> None:
+    """Of six rows that wait for an encoder of two windows all but the next two; of rows that run none."""
+    rig = Rig(4000)
+    names = list("abcdef")
+    rig.governor.admitted(MODEL, [(name, ROW) for name in names], rig.now)
+    assert rig.governor.unstarted() == ("c", "d", "e", "f")
+    encoded(rig, 220, "a", "b", "c", "d")
+    assert rig.governor.unstarted() == ()
+
+
+def test_a_rest_is_the_least_that_was_held_of_late() -> None:
+    """Right after a burst malloc keeps more than at rest; a model that finds work at once is judged by its load."""
+    rig = Rig(4000)
+    rig.batch(4, 333, rest_mb=230)
+    assert rig.governor.rest_bytes == 200 * MIB
+    for _ in range(8):
+        rig.batch(4, 333, rest_mb=230)
+    assert rig.governor.rest_bytes == 230 * MIB
+    rig.governor.engine_gone()
+    rig.governor.loading = True
+    rig.load(32, 210)
+    assert rig.governor.rest_bytes == 0
+    rig.governor.at_rest()
+    assert rig.governor.rest_bytes == 210 * MIB
+
+
 def test_measured_peaks_move_the_room() -> None:
     """Batches that needed less than the prior says let more rows in."""
     rig = Rig(420)
