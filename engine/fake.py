@@ -85,6 +85,8 @@ class FakeConfig:
     """Active memory of each row for every second of its window, while it runs."""
     encode_row_bytes: int = 0
     """Active memory of each row beyond that, in the step that encodes it."""
+    encode_rows: int = 0
+    """Rows that a step encodes; 0 for all that wait."""
     leak_bytes: int = 0
     """Active memory that every chunk leaves behind for good."""
     fails_requantize: bool = False
@@ -204,7 +206,7 @@ class FakeSession:
 
     def plan(self) -> StepPlan | None:
         if self._arriving:
-            return _plan("encode", self._arriving)
+            return _plan("encode", self._next())
         return _plan("decode", self.running) if self.running else None
 
     def step(self) -> None:
@@ -230,8 +232,13 @@ class FakeSession:
     def texts(self) -> list[tuple[ChunkRequest, str]]:
         return [(row.request, fake_text(row.data)[: 2 * row.steps]) for row in self.running if row.steps]
 
+    def _next(self) -> list[_Row]:
+        """Rows that the next step encodes."""
+        return self._arriving[: self._config.encode_rows or len(self._arriving)]
+
     def _read(self) -> None:
-        arriving, self._arriving = self._arriving, []
+        arriving = self._next()
+        self._arriving = self._arriving[len(arriving) :]
         for row in arriving:
             request = row.request
             try:
@@ -327,7 +334,7 @@ class FakeBackend:
             n_audio_state=384,
             languages=config.languages,
             can_translate=config.can_translate,
-            shape=SHAPE,
+            shape=replace(SHAPE, windows_at_once=self._config.encode_rows),
             rungs=tuple(Rung(each, self._device.weights(each), 0, 0) for each in (DENSE_BITS, 8, 4)),
         )
         return LoadedSession(session, loaded)

@@ -97,7 +97,8 @@ class Daemon:
             self._governor,
             self._keeper,
             on_change=self._note_memory,
-            hand_back=self._make_room,
+            hand_back=lambda: self._hand_back(only_unstarted=True),
+            call_back=lambda chunks: self._dispatcher.call_back(chunks),  # noqa: PLW0108 (it is made after this)
             on_level=self._watch.level_changed,
             memory_log=config.memory_log,
         )
@@ -322,11 +323,6 @@ class Daemon:
         await self._wait_until_empty(LAST_WORDS_S, only_unstarted=False)
         if len(self._ledger):
             log.warning("left to their leases", extra={"held": len(self._ledger)})
-
-    def _make_room(self) -> None:
-        """Memory is short: give back what has not started, be it here or in the engine."""
-        self._hand_back(only_unstarted=True)
-        self._dispatcher.call_back(self._governor.unstarted())
 
     def _hand_back(self, *, only_unstarted: bool) -> None:
         for held in self._ledger:

@@ -59,6 +59,7 @@ class Governing:
 
     :param on_change: something changed that intake, dispatcher or health look at.
     :param hand_back: give back to Redis what has not started.
+    :param call_back: have the engine return these chunks.
     :param on_level: whoever watches is told of each change of level.
     """
 
@@ -69,6 +70,7 @@ class Governing:
         *,
         on_change: Callable[[], None],
         hand_back: Callable[[], None],
+        call_back: Callable[[Iterable[str]], None],
         on_level: Callable[[Transition], None] = lambda change: None,
         memory_log: Path | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class Governing:
         self._keeper = keeper
         self._on_change = on_change
         self._hand_back = hand_back
+        self._call_back = call_back
         self._on_level = on_level
         self._log = memory_log.open("a", encoding="utf-8") if memory_log is not None else None
         self._sent: Change | Restart | None = None
@@ -138,6 +141,9 @@ class Governing:
             self._falling.set()
         if decision.clear_cache:
             self._keeper.send(ClearCache())
+        surplus = self._governor.surplus()
+        if surplus:
+            self._call_back(surplus)
         change = decision.transition
         if change is not None:
             self._on_level(change)

@@ -56,6 +56,7 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, budget_mb: int, log: Path | None = None) -> None:
         self.keeper = Keeper()
         self.handed_back = 0
+        self.called_back: list[str] = []
         self.now = 100.0
         monkeypatch.setattr(governing.time, "monotonic", lambda: self.now)
         self.governor = Governor(Thresholds(), max_items=16)
@@ -64,6 +65,7 @@ class Rig:
             self.keeper,  # type: ignore[arg-type]
             on_change=lambda: None,
             hand_back=self.hand_back,
+            call_back=self.called_back.extend,
             memory_log=log,
         )
         limits = Limits(1 << 34, budget_mb * MIB, 0, 16 * MIB, 0)
@@ -89,6 +91,17 @@ def chunk(name: str) -> WaitingChunk:
 
 def done(name: str) -> ChunkDone:
     return ChunkDone(name, f"j-{name}", "", (), "en", 0.0, 0.0, 1.0, 0.0, 1, 16.0, False, 32)
+
+
+def test_at_the_pause_the_engine_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine has not begun with is asked back as soon as memory crosses the line."""
+    rig = Rig(monkeypatch, 400)
+    rig.hands.dispatched([chunk(name) for name in "abcd"])
+    rig.feed(390)
+    assert rig.called_back == []
+    rig.feed(410, 2)
+    assert set(rig.called_back) == {"c", "d"}
+    assert rig.handed_back == 1
 
 
 def test_a_change_waits_for_the_running_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from engine.fake import FakeConfig
+from ops.bench.memory import record
 from queueing.client import Client
 from queueing.errors import JobFailed
 from queueing.keys import Keys
@@ -123,6 +124,31 @@ def test_decisions_are_events(
     assert (level["before"], level["after"] != "open") == ("open", True)
     assert "of the budget, at or above the" in level["reason"]
     assert worker.health()["memory"]["events"]
+
+
+def test_where_memory_is_short_what_has_not_begun_comes_back(
+    start_worker: StartWorker, client: Client, clip: Path, tmp_path: Path
+) -> None:
+    """Rows that wait inside the engine leave it again, before their turn would carry memory far over the line."""
+    log = tmp_path / "memory.jsonl"
+    hungry = FakeConfig(
+        step_s=0.2,
+        decode_steps=5,
+        encode_rows=1,
+        base_bytes=40 * MIB,
+        row_bytes=15 * MIB,
+        cache_fraction=0.0,
+    )
+    # The prior expects far less of a row: sixteen are sent at once, and would come to 280 MiB.
+    worker = start_worker(
+        fake=hungry, memory_budget_mb=110, memory_min_bits=0, batch_audio_s=1000, memory_log=log
+    ).wait_ready()
+    assert set(all_done(client, clip, 16)) == {32}
+    worker.terminate()
+    told = record.read(log)
+    assert max(event["rows"] for event in told.of("sample")) == 16
+    assert record.greatest(told) <= 170 * MIB
+    assert len(told.of("limits")) == 1
 
 
 @pytest.mark.parametrize("gib", [10.7, 51.0, 164.0], ids=["16 GB", "64 GB", "192 GB"])

@@ -147,6 +147,8 @@ class CostModel:
             [std**2 if i == j else 0.0 for j in range(len(PRIOR))] for i, std in enumerate(PRIOR_STD)
         ]
     )
+    _alone: dict[float, int] = field(default_factory=dict)
+    """Least measured peak of a single row, by its window."""
     _buckets: dict[float, _Bucket] = field(default_factory=dict)
     _errors: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
@@ -156,6 +158,13 @@ class CostModel:
             return Prediction(0, 0)
         expected = self._expected(load)
         return Prediction(int(expected * MIB), int(self._margin(expected) * MIB))
+
+    def least(self, row: Row) -> int:
+        """What this row needs beside the rest even alone, bytes: the least that one no longer than it was seen to
+        need, or what it must hold in any case. No prediction: on this a job may be refused for good.
+        """
+        seen = [measured for window_s, measured in self._alone.items() if window_s <= row.window_s]
+        return max(self.resident(Load.alike(1, row)), *seen, 0)
 
     def resident(self, load: Load) -> int:
         """Of which stay for as long as the rows run, bytes: a lower bound on what running rows explain."""
@@ -174,6 +183,8 @@ class CostModel:
         bucket.count += 1
         bucket.error += ((actual - plain) / _scale(plain) - bucket.error) / min(bucket.count, 16)
         self.batches += 1
+        if len(load.rows) == 1:
+            self._alone[load.bucket] = min(measured, self._alone.get(load.bucket, measured))
 
     def _expected(self, load: Load) -> float:
         bucket = self._buckets.get(load.bucket)

@@ -372,13 +372,16 @@ class Governor:
         )
 
     def never_fits(self, model: str, row: Row) -> str | None:
-        """Why a single chunk can never run within the budget, at the fewest bits and alone; None where it can."""
+        """Why a single chunk can never run within the budget, at the fewest bits and alone; None where it may.
+
+        It is told by what was measured, not by what is predicted: the first of its kind is tried.
+        """
         cost, ladder = self._engine.costs.get(model), self.models.get(model)
         if cost is None or ladder is None or not self.limits.budget or self._engine.rest is None:
             return None
         saved = ladder.rung(ladder.bits).weights_bytes - ladder.rungs[-1].weights_bytes
         rest = self._engine.rest - (saved if self._allowed.ladder else 0)
-        needed = rest + cost.predict(Load.alike(1, row)).expected
+        needed = rest + cost.least(row)
         if needed <= self.limits.budget:
             return None
         return (
@@ -422,16 +425,21 @@ class Governor:
             self._close_interval(now)
             engine.rest_samples = 0
 
-    def unstarted(self) -> tuple[str, ...]:
-        """Chunks in the engine that its encoder has not come to: what can be called back without loss of work.
+    def surplus(self) -> tuple[str, ...]:
+        """Chunks in the engine that it should give back, because its encoder has not come to them: at *shrink* those
+        that no longer fit the batch, at *pause* all. Their memory is not there yet, and must not come.
 
         Those that come next are left to it: a step may hold them already, and one chunk must always pass.
         """
-        waiting = self._engine.unencoded
-        most = max((row.window_s for row in waiting.values()), default=0.0)
-        shapes = (self._engine.costs[model].shape for model, _ in self._engine.rows.values())
-        at_once = max((windows_at_once(shape, most) for shape in shapes), default=1)
-        return tuple(waiting)[max(1, at_once) :]
+        if self.level < Level.SHRINK:
+            return ()
+        engine = self._engine
+        most = max((row.window_s for row in engine.unencoded.values()), default=0.0)
+        shapes = (engine.costs[model].shape for model, _ in engine.rows.values() if model in engine.costs)
+        next_step = max((windows_at_once(shape, most) for shape in shapes), default=1)
+        begun = len(engine.rows) - len(engine.unencoded)
+        fits = 0 if self.level is Level.PAUSE else self.batch_items - begun
+        return tuple(engine.unencoded)[max(1, next_step, fits) :]
 
     def _close_interval(self, now: float) -> None:
         interval, self._engine.interval = self._engine.interval, None

@@ -85,14 +85,21 @@ def test_one_chunk_may_always_pass_when_nothing_runs() -> None:
 
 
 def test_a_chunk_that_can_never_fit_is_told_so() -> None:
-    """Alone, at the fewest bits, over the whole budget: the reason names the bytes, the rest and the budget."""
+    """What a row was seen to need alone, at the fewest bits over the whole budget: the reason names the bytes, the
+    rest and the budget. Shorter ones, and a budget with room, let it pass; so does a prediction that nothing proved."""
     rig = Rig(125, rest_mb=200, allowed=Precision(least_bits=4))
-    why = rig.governor.never_fits(MODEL, Row(30.0, 18.0))
+    long = Row(30.0, 18.0)
+    assert rig.governor.never_fits(MODEL, long) is None
+    rig.batch(1, 250, long)
+    why = rig.governor.never_fits(MODEL, long)
     assert why is not None
+    assert "needs 136 MiB" in why
     assert "the budget is 125 MiB" in why
     assert "86 MiB are held at rest" in why
-    assert rig.governor.never_fits(MODEL, Row(8.0, 1.0)) is None or rig.room(Row(8.0, 1.0)) == 1
-    assert Rig(4000).governor.never_fits(MODEL, Row(30.0, 18.0)) is None
+    assert rig.governor.never_fits(MODEL, Row(8.0, 1.0)) is None
+    roomy = Rig(4000)
+    roomy.batch(1, 250, long)
+    assert roomy.governor.never_fits(MODEL, long) is None
 
 
 def test_forecasts_are_kept_beside_what_came() -> None:
@@ -136,14 +143,21 @@ def test_what_was_called_off_teaches_nothing() -> None:
     assert not rig.governor.forecasts
 
 
-def test_what_the_encoder_has_not_come_to_can_be_called_back() -> None:
-    """Of six rows that wait for an encoder of two windows all but the next two; of rows that run none."""
-    rig = Rig(4000)
-    names = list("abcdef")
+def test_what_the_encoder_has_not_come_to_is_called_back() -> None:
+    """Of twelve rows: none while memory lasts, at *shrink* what no longer fits the batch, at *pause* all; but never the
+    two that come next."""
+    rig = Rig(400)
+    names = [f"c{n}" for n in range(12)]
     rig.governor.admitted(MODEL, [(name, ROW) for name in names], rig.now)
-    assert rig.governor.unstarted() == ("c", "d", "e", "f")
-    encoded(rig, 220, "a", "b", "c", "d")
-    assert rig.governor.unstarted() == ()
+    rig.feed(350, 2)
+    assert rig.governor.surplus() == ()
+    rig.feed(365, 2)
+    assert (rig.governor.level, rig.governor.batch_items) == (Level.SHRINK, 8)
+    assert rig.governor.surplus() == tuple(names[8:])
+    rig.feed(410, 2)
+    assert rig.governor.surplus() == tuple(names[2:])
+    encoded(rig, 410, *names[:10])
+    assert rig.governor.surplus() == ()
 
 
 def test_a_rest_is_the_least_that_was_held_of_late() -> None:
