@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +17,16 @@ class EngineConfig:
     """Alias to model source: the only models there are. See :class:`engine.models.ModelSource`."""
     cache_dir: str | None = None
     """Where converted and fetched models are kept; None is :func:`default_cache_dir`."""
+    budget: int | None = None
+    """Bytes that the engine may use, weights included; None takes the device's less *reserve*."""
+    reserve: int | None = None
+    """Bytes of the device left to others where no budget is set; None is a quarter of the device."""
     memory_limit: int | None = None
-    """Bytes given to ``mx.set_memory_limit``; None leaves MLX's own."""
-    cache_limit: int | None = 256 * 1024 * 1024
-    """Bytes of freed buffers that MLX may keep (``mx.set_cache_limit``); None leaves MLX's own."""
+    """Bytes given to ``mx.set_memory_limit``; None is the budget, 0 leaves MLX's own."""
+    cache_limit: int | None = None
+    """Bytes of freed buffers that MLX may keep (``mx.set_cache_limit``); None is a twentieth of the budget."""
+    wired_limit: int = 0
+    """Bytes given to ``mx.set_wired_limit`` (macOS 15 and later); 0 leaves it alone."""
     threads: int | None = None
     """Threads of the CPU backend; None takes every core available."""
     half_precision: bool = True
@@ -31,7 +38,9 @@ class EngineConfig:
     sample_interval_s: float = 0.05
     """Time between two memory samples while a batch runs."""
     idle_sample_interval_s: float = 1.0
-    """Time between two memory samples while none does."""
+    """Time between two memory samples while none does and memory stands still."""
+    surroundings_interval_s: float = 10.0
+    """Time between two readings of the machine's memory."""
     step_record_s: float = 0.1
     """Decode steps over the same rows are recorded together for this long."""
     slots: int = 32
@@ -48,6 +57,21 @@ class EngineConfig:
     """Time added for each second of audio that an encoder step holds."""
     deadline_load_s: float = 300.0
     """Time that loading a model may take, conversion included."""
+
+    def deadline_s(self, window_s: float, bits: Iterable[int]) -> float:
+        """Seconds that a step may take.
+
+        :param window_s: seconds of audio that it encodes.
+        :param bits: of the models that are loaded; the fewest count.
+        """
+        return _patience(min(bits, default=32)) * (
+            self.deadline_base_s + self.deadline_per_window_s * window_s
+        )
+
+
+def _patience(bits: int) -> float:
+    """How much longer a step may take at so many bits: on the CPU backend weights are unpacked on the way."""
+    return 1.0 if bits >= 16 else 2.0 if bits >= 8 else 3.0
 
 
 def default_cache_dir() -> Path:

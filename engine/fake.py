@@ -17,16 +17,35 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 
 from engine import process, spool, windows
 from engine.config import EngineConfig
+from engine.limits import resolve
 from engine.loop import LoadedSession, LoadRefused
-from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, Loaded, Ready, Sample, Segment
+from engine.protocol import (
+    Canary,
+    ChunkDone,
+    ChunkFailed,
+    ChunkRequest,
+    Loaded,
+    Ready,
+    Requantized,
+    Rung,
+    Sample,
+    Segment,
+    Shape,
+    Surroundings,
+)
 from engine.stepping import Kind, Outcome, StepPlan
+from engine.system import SystemMemory
 
 CONFIG_VARIABLE = "DECIBATCH_FAKE_ENGINE"
+
+DENSE_BITS = 32
+SHAPE = Shape(n_audio_layer=1, n_text_layer=1, n_text_state=64, n_vocab=64, item_bytes=4, windows_at_once=0)
+"""A model so small that what the stand-in is told to hold is all that matters."""
 
 MAGIC = (31_337, -31_337, 31_337)
 """First samples of a poisoned chunk; the fourth is a :class:`Poison`."""
@@ -62,6 +81,17 @@ class FakeConfig:
     """Active memory of each row, while it runs."""
     cache_fraction: float = 0.5
     """Of the rows' memory, what stays in the cache until it is cleared."""
+    second_bytes: int = 0
+    """Active memory of each row for every second of its window, while it runs."""
+    encode_row_bytes: int = 0
+    """Active memory of each row beyond that, in the step that encodes it."""
+    encode_rows: int = 0
+    """Rows that a step encodes; 0 for all that wait."""
+    leak_bytes: int = 0
+    """Active memory that every chunk leaves behind for good."""
+    fails_requantize: bool = False
+    delayed_error: bool = False
+    """Behave as Metal does out of memory: the step that crosses ``memory_total`` gives zeros, the next one throws."""
     memory_total: int = 16_000_000_000
     crash_after: int | None = None
     """Killed by SIGKILL in the step after this many chunks have been answered."""
@@ -91,6 +121,44 @@ def poisoned(poison: Poison, samples: int) -> bytes:
     return head + bytes(spool.SAMPLE_BYTES * samples - len(head))
 
 
+class DeviceMemory:
+    """What the stand-in's device holds, bytes. Weights follow the bits, the rest the rows."""
+
+    def __init__(self, config: FakeConfig) -> None:
+        self._config = config
+        self.bits: dict[str, int] = {}
+        self.sessions: list[FakeSession] = []
+        self.encoding = 0
+        """Rows in the encoder."""
+        self.leaked = 0
+        self.cached = 0
+        self.peak = 0
+        self.exhausted = False
+        """A step has asked for more than there is, and its numbers are zeros."""
+
+    def weights(self, bits: int) -> int:
+        """A tenth of a model is never quantized; a scale and a zero stand beside 64 weights."""
+        base = self._config.base_bytes
+        return base if bits == DENSE_BITS else int(base * (0.1 + 0.9 * (bits / DENSE_BITS + 1 / 32)))
+
+    @property
+    def active(self) -> int:
+        config = self._config
+        rows = [row for session in self.sessions for row in session.running]
+        windows_s = sum(windows.window_s(row.request.duration_s) for row in rows)
+        held = config.row_bytes * len(rows) + int(config.second_bytes * windows_s)
+        return sum(map(self.weights, self.bits.values())) + held + self.leaked
+
+    def note(self) -> None:
+        """Something came or went: keep the high water, and let what is freed stay in the cache."""
+        active, base = self.active, sum(map(self.weights, self.bits.values())) + self.leaked
+        now = active + self._config.encode_row_bytes * self.encoding
+        self.peak = max(self.peak, now)
+        self.cached = max(self.cached, int(self._config.cache_fraction * (active - base)))
+        if now > self._config.memory_total:
+            self.exhausted = True
+
+
 @dataclass(slots=True, eq=False)
 class _Row:
     request: ChunkRequest
@@ -101,8 +169,10 @@ class _Row:
 class FakeSession:
     """See :class:`engine.stepping.Session`."""
 
-    def __init__(self, config: FakeConfig) -> None:
+    def __init__(self, config: FakeConfig, alias: str, device: DeviceMemory) -> None:
         self._config = config
+        self._alias = alias
+        self._device = device
         self._arriving: list[_Row] = []
         self.running: list[_Row] = []
         self._outcomes: list[Outcome] = []
@@ -136,7 +206,7 @@ class FakeSession:
 
     def plan(self) -> StepPlan | None:
         if self._arriving:
-            return _plan("encode", self._arriving)
+            return _plan("encode", self._next())
         return _plan("decode", self.running) if self.running else None
 
     def step(self) -> None:
@@ -144,6 +214,8 @@ class FakeSession:
             time.sleep(self._config.step_s)
         if self._config.crash_after is not None and self._answered >= self._config.crash_after:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._config.delayed_error and self._device.exhausted:
+            raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
         if self._arriving:
             self._read()
             return
@@ -160,8 +232,13 @@ class FakeSession:
     def texts(self) -> list[tuple[ChunkRequest, str]]:
         return [(row.request, fake_text(row.data)[: 2 * row.steps]) for row in self.running if row.steps]
 
+    def _next(self) -> list[_Row]:
+        """Rows that the next step encodes."""
+        return self._arriving[: self._config.encode_rows or len(self._arriving)]
+
     def _read(self) -> None:
-        arriving, self._arriving = self._arriving, []
+        arriving = self._next()
+        self._arriving = self._arriving[len(arriving) :]
         for row in arriving:
             request = row.request
             try:
@@ -170,6 +247,9 @@ class FakeSession:
                 self._fail(row, "bad_spool", str(exc), retryable=True)
                 continue
             self.running.append(row)
+            self._device.encoding += 1
+        self._device.note()
+        self._device.encoding = 0
 
     def _act_on_poison(self, row: _Row) -> None:
         if len(row.data) < 8 or struct.unpack_from("<3h", row.data) != MAGIC:
@@ -203,10 +283,12 @@ class FakeSession:
             tokens=row.steps,
             window_s=windows.window_s(request.duration_s),
             widened=False,
-            bits=32,
+            bits=self._device.bits[self._alias],
         )
         self._outcomes.append(done)
         self._answered += 1
+        self._device.note()
+        self._device.leaked += self._config.leak_bytes
         self._drop({request.id})
 
     def _fail(self, row: _Row, code: str, message: str, *, retryable: bool) -> None:
@@ -229,43 +311,76 @@ def _plan(kind: Kind, rows: Sequence[_Row]) -> StepPlan:
 class FakeBackend:
     """See :class:`engine.loop.Backend`."""
 
-    def __init__(self, aliases: Iterable[str], config: FakeConfig) -> None:
-        self._aliases = set(aliases)
-        self._config = config
-        self._sessions: list[FakeSession] = []
-        self._peak_rows = 0
-        self._cached = 0
+    def __init__(self, config: EngineConfig, told: FakeConfig) -> None:
+        self._aliases = set(config.aliases)
+        self._config = told
+        self._device = DeviceMemory(told)
+        self.limits = resolve(told.memory_total, budget=config.budget, reserve=config.reserve)
 
-    def load(self, alias: str) -> LoadedSession:
+    def load(self, alias: str, bits: int | None) -> LoadedSession:
         if alias not in self._aliases:
             raise LoadRefused("unknown_model", f"no model is called {alias!r}")
         time.sleep(self._config.load_s)
-        session = FakeSession(self._config)
-        self._sessions.append(session)
+        session = FakeSession(self._config, alias, self._device)
+        self._device.sessions.append(session)
+        self._device.bits[alias] = bits or DENSE_BITS
+        self._device.note()
         config = self._config
-        loaded = Loaded(alias, 0.0, config.base_bytes, 32, 384, config.languages, config.can_translate)
+        loaded = Loaded(
+            model=alias,
+            seconds=0.0,
+            weights_bytes=self._device.weights(self._device.bits[alias]),
+            bits=self._device.bits[alias],
+            n_audio_state=384,
+            languages=config.languages,
+            can_translate=config.can_translate,
+            shape=replace(SHAPE, windows_at_once=self._config.encode_rows),
+            rungs=tuple(Rung(each, self._device.weights(each), 0, 0) for each in (DENSE_BITS, 8, 4)),
+        )
         return LoadedSession(session, loaded)
 
+    def requantize(self, alias: str, bits: int) -> Requantized:
+        if self._config.fails_requantize:
+            raise RuntimeError("[fake] the weights did not change")
+        before, active = self._device.bits[alias], self._device.active
+        self._device.bits[alias] = bits
+        self._device.note()
+        return Requantized(
+            model=alias,
+            bits_before=before,
+            bits=bits,
+            seconds=0.0,
+            active_before=active,
+            active_after=self._device.active,
+            active_peak=active,
+            weights_bytes=self._device.weights(bits),
+            canary=Canary(10, 0, -0.1, -0.1, 0.1, 0.1),
+        )
+
+    def heard(self, chunk: ChunkRequest) -> None:
+        """The stand-in's canary needs no clip."""
+
     def sample(self, after_step: bool) -> Sample:
-        rows = sum(len(session.running) for session in self._sessions)
-        self._peak_rows = max(self._peak_rows, rows)
-        base = self._config.base_bytes * len(self._sessions)
-        held = self._config.row_bytes * rows
-        self._cached = max(self._cached, int(self._config.cache_fraction * held))
-        peak = base + self._config.row_bytes * self._peak_rows
+        device = self._device
+        device.note()
+        held = device.active
+        reading = Sample(held, device.cached, device.peak, held + device.cached)
         if after_step:
-            self._peak_rows = rows
-        return Sample(base + held, self._cached, peak, base + held + self._cached)
+            reading = replace(reading, peak_footprint=device.peak + device.cached)
+            device.peak = held
+        return reading
+
+    def surroundings(self) -> Surroundings:
+        return Surroundings(SystemMemory(pressure=1), 0)
 
     def clear(self) -> None:
-        self._cached = 0
+        self._device.cached = 0
 
 
 def start(config: EngineConfig) -> tuple[FakeBackend, Ready]:
     """Make the backend that :data:`CONFIG_VARIABLE` describes."""
-    told = FakeConfig.from_environment()
-    ready = Ready(os.getpid(), "cpu", "float32", None, "fake", told.memory_total)
-    return FakeBackend(config.aliases, told), ready
+    backend = FakeBackend(config, FakeConfig.from_environment())
+    return backend, Ready(os.getpid(), "cpu", "float32", None, "fake", backend.limits)
 
 
 def main() -> int:

@@ -10,13 +10,23 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine import wire
 from engine.config import EngineConfig
-from engine.protocol import BatchDone, Command, Dispatch, Event, Shutdown, StepDone, StepStarted
+from engine.protocol import (
+    BatchDone,
+    Command,
+    Dispatch,
+    Event,
+    Loaded,
+    Requantized,
+    Shutdown,
+    StepDone,
+    StepStarted,
+)
 from engine.windows import window_s
 
 MAX_EVENTS = 4096
@@ -69,13 +79,14 @@ class Progress:
             case _:
                 return replace(self, last_event=now)
 
-    def given(self, batch: Dispatch, config: EngineConfig, now: float) -> Progress:
+    def given(self, batch: Dispatch, config: EngineConfig, now: float, bits: Iterable[int] = ()) -> Progress:
         """Progress once a batch has been sent. The word that a step begins may come late, or never where the process
         hangs with Python's lock held; so an engine that has a batch may be silent for as long as its longest step may
         take, and no longer.
+
+        :param bits: of the models that are loaded.
         """
-        windows = sum(window_s(chunk.duration_s) for chunk in batch.chunks)
-        batch_s = config.deadline_base_s + config.deadline_per_window_s * windows
+        batch_s = config.deadline_s(sum(window_s(chunk.duration_s) for chunk in batch.chunks), bits)
         if self.deadline is not None:
             return replace(self, batch_s=batch_s)
         return Progress("batch", now + batch_s, self.last_event, batch_s)
@@ -114,6 +125,8 @@ class EngineProcess:
         self._stderr = bytearray()
         self._killed = False
         self.progress = Progress(last_event=clock())
+        self._bits: dict[str, int] = {}
+        """Of each model, now."""
         self.exit: EngineExit | None = None
         self._ended = asyncio.Event()
         self._main = asyncio.create_task(self._run(), name=f"engine-{process.pid}")
@@ -168,7 +181,7 @@ class EngineProcess:
             raise EngineGone("the engine process has ended")
         self._writer.write(wire.encode_message(command))
         if isinstance(command, Dispatch):
-            self.progress = self.progress.given(command, self._config, self._clock())
+            self.progress = self.progress.given(command, self._config, self._clock(), self._bits.values())
 
     async def send(self, command: Command) -> None:
         """Send a command; waits while the engine reads slowly.
@@ -270,6 +283,8 @@ class EngineProcess:
                     if not isinstance(event, Event):
                         raise wire.WireError("the engine sent a command")
                     self.progress = self.progress.after(event, self._clock())
+                    if isinstance(event, Loaded | Requantized):
+                        self._bits[event.model] = event.bits
                     await self._put(event)
         except ConnectionError:
             return

@@ -22,6 +22,7 @@ from engine.protocol import (
     Cancel,
     ChunkDone,
     ChunkFailed,
+    ChunkRequest,
     ClearCache,
     Command,
     Dispatch,
@@ -30,10 +31,14 @@ from engine.protocol import (
     Loaded,
     LoadFailed,
     Partial,
+    Requantize,
+    Requantized,
+    RequantizeFailed,
     Sample,
     Shutdown,
     StepDone,
     StepStarted,
+    Surroundings,
 )
 from engine.stepping import Session, StepPlan
 
@@ -53,10 +58,22 @@ class LoadedSession:
 class Backend(Protocol):
     """The device: what differs between the real engine and its stand-in."""
 
-    def load(self, alias: str) -> LoadedSession:
+    def load(self, alias: str, bits: int | None) -> LoadedSession:
         """:raises LoadRefused: the model cannot be had."""
 
+    def requantize(self, alias: str, bits: int) -> Requantized:
+        """Bring a loaded model, whose session is not busy, to other bits.
+
+        :raises Exception: it may be half changed, and must not be used any more.
+        """
+
+    def heard(self, chunk: ChunkRequest) -> None:
+        """A chunk is about to be run: it may serve to tell what a change of precision costs."""
+
     def sample(self, after_step: bool) -> Sample: ...
+    def surroundings(self) -> Surroundings:
+        """Takes long: not for the thread that steps."""
+
     def clear(self) -> None: ...
 
 
@@ -137,7 +154,9 @@ class Loop:
         """Carry out a command; a batch's chunks join their session, and are read in its next step."""
         match command:
             case Load():
-                self._load(command.model)
+                self._load(command.model, command.bits)
+            case Requantize():
+                self._requantize(command.model, command.bits)
             case Dispatch():
                 self._begin(command)
             case Cancel():
@@ -148,7 +167,7 @@ class Loop:
             case Shutdown():
                 self.stopping = True
 
-    def _load(self, alias: str) -> None:
+    def _load(self, alias: str, bits: int | None) -> None:
         if alias in self._models:
             self._send(self._models[alias].loaded)
             return
@@ -157,7 +176,7 @@ class Loop:
         began = self._clock()
         answer: Loaded | LoadFailed
         try:
-            model = self._backend.load(alias)
+            model = self._backend.load(alias, bits)
             answer = replace(model.loaded, seconds=self._clock() - began)
             self._models[alias] = LoadedSession(model.session, answer)
         except LoadRefused as exc:
@@ -165,6 +184,28 @@ class Loop:
         reading = self._backend.sample(after_step=True)
         self._send(StepDone("load", 0, self._clock() - began, (), (), 0.0, reading, 1))
         self._send(answer)
+
+    def _requantize(self, alias: str, bits: int) -> None:
+        """:raises EngineBroken: the model may be half changed; the process must end."""
+        model = self._models.get(alias)
+        if model is None or self.busy or model.session.busy:
+            message = "it is not loaded, or chunks are running"
+            self._send(RequantizeFailed(alias, bits, "busy", message))
+            return
+        self._flush_record()
+        self._send(StepStarted("requantize", self._config.deadline_load_s))
+        began = self._clock()
+        try:
+            done = replace(self._backend.requantize(alias, bits), seconds=self._clock() - began)
+        except Exception as exc:
+            message = f"{type(exc).__name__}: {str(exc)[:200]}"
+            self._send(RequantizeFailed(alias, bits, "failed", message))
+            raise EngineBroken(message) from exc
+        loaded = replace(model.loaded, bits=done.bits, weights_bytes=done.weights_bytes)
+        self._models[alias] = LoadedSession(model.session, loaded)
+        reading = self._backend.sample(after_step=True)
+        self._send(StepDone("requantize", 0, done.seconds, (), (), 0.0, reading, 1))
+        self._send(done)
 
     def _cancel(self, ids: tuple[str, ...]) -> None:
         for name in {self._batch_of[chunk].model for chunk in ids if chunk in self._batch_of}:
@@ -202,6 +243,11 @@ class Loop:
                 self._send(ChunkFailed(chunk.id, chunk.job, "model_not_loaded", message, retryable=True))
             self._send(BatchDone(dispatch.batch, 0.0))
             return
+        chunks = self._at_bits(chunks, self._models[name].loaded.bits)
+        if not chunks:
+            self._send(BatchDone(dispatch.batch, 0.0))
+            return
+        self._backend.heard(chunks[0])
         batch = _Batch(dispatch.batch, self._clock(), name, {chunk.id for chunk in chunks})
         self._batches[dispatch.batch] = batch
         for chunk in chunks:
@@ -210,6 +256,14 @@ class Loop:
             self._turns.append(name)
         self._models[name].session.add(chunks)
         self._publish(name)
+
+    def _at_bits(self, chunks: tuple[ChunkRequest, ...], bits: int) -> tuple[ChunkRequest, ...]:
+        """Those that accept the model's bits; the rest is refused."""
+        for chunk in chunks:
+            if chunk.options.min_bits > bits:
+                message = f"the model runs at {bits} bits"
+                self._send(ChunkFailed(chunk.id, chunk.job, "precision_unavailable", message, retryable=True))
+        return tuple(chunk for chunk in chunks if chunk.options.min_bits <= bits)
 
     def _publish(self, name: str) -> None:
         """Send what a session has answered, the batches that are over with it, and texts that have grown."""
@@ -257,6 +311,9 @@ class Loop:
         # MLX reports a device that ran out of memory or crashed as one of these; on Metal its buffers may
         # then hold zeros, so no later result of this process can be trusted, be it another model's.
         broken = isinstance(exc, RuntimeError | MemoryError)
+        # That a batch is over is not said by a process that is about to end: the next one would be sent into it, and
+        # be taken for what ended it.
+        answer: Callable[[ChunkDone | ChunkFailed], None] = self._send if broken else self._answer
         self._record = None
         message = f"{type(exc).__name__}: {str(exc)[:200]}"
         for model in list(self._turns) if broken else [name]:
@@ -264,10 +321,10 @@ class Loop:
             outcomes = session.take()
             answered = {outcome.chunk for outcome in outcomes}
             left = [request for request in session.abandon() if request.id not in answered]
-            for outcome in outcomes:
-                self._answer(outcome)
             for request in left:
-                self._answer(ChunkFailed(request.id, request.job, "internal", message, retryable=True))
+                answer(ChunkFailed(request.id, request.job, "internal", message, retryable=True))
+            for outcome in outcomes:
+                answer(outcome)
         if broken:
             raise EngineBroken(message) from exc
 
@@ -285,11 +342,15 @@ class Loop:
             (self._batch_of[chunk].number for chunk in plan.chunks if chunk in self._batch_of), default=0
         )
         self._record = _Record(name, plan, oldest, self._clock())
-        self._send(StepStarted(plan.kind, self._deadline(plan)))
+        self._send(StepStarted(plan.kind, self._deadline(plan), self._size(plan)))
+
+    @staticmethod
+    def _size(plan: StepPlan) -> float:
+        return plan.window_s * len(plan.chunks) if plan.kind == "encode" else 0.0
 
     def _deadline(self, plan: StepPlan) -> float:
-        size = plan.window_s * len(plan.chunks) if plan.kind == "encode" else 0.0
-        return self._config.deadline_base_s + self._config.deadline_per_window_s * size
+        bits = (model.loaded.bits for model in self._models.values())
+        return self._config.deadline_s(self._size(plan), bits)
 
     def _count(self, seconds: float) -> None:
         if self._record is not None:

@@ -8,19 +8,21 @@ prevent.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from engine import wire
 from engine.config import EngineConfig
 from engine.loop import Backend, EngineBroken, Loop
-from engine.protocol import ChunkDone, ChunkFailed, Command, Event, Ready, Sample, StepDone, StepStarted
+from engine.protocol import ChunkDone, ChunkFailed, Command, Event, Ready, StepDone, StepStarted
 
 EXIT_ORPHAN = 3
 """The worker is gone."""
@@ -114,6 +116,8 @@ def run(handle: int, start: Callable[[EngineConfig], tuple[Backend, Ready]]) -> 
     try:
         _serve(loop, inbox, channel.flush)
     except EngineBroken as exc:
+        # What was running has been answered, and the answers still wait for a next event.
+        channel.flush()
         log("engine_broken", message=str(exc))
         return EXIT_BROKEN
     finally:
@@ -140,11 +144,15 @@ def _serve(loop: Loop, inbox: queue.SimpleQueue[wire.Message], flush: Callable[[
             flush()
 
 
+MOVED_BYTES = 1 << 20
+"""A reading that differs by more is told at once, also while nothing runs: levels fall by readings."""
+
+
 class _Sampler:
     """Sends memory readings beside the engine's thread, often while a batch runs."""
 
     def __init__(
-        self, config: EngineConfig, loop: Loop, backend: Backend, send: Callable[[Sample], None]
+        self, config: EngineConfig, loop: Loop, backend: Backend, send: Callable[[Event], None]
     ) -> None:
         self._config = config
         self._loop = loop
@@ -156,9 +164,16 @@ class _Sampler:
         self._stopped.set()
 
     def run(self) -> None:
-        idle_for = 0.0
+        """Read twenty times a second; say so while a batch runs, when memory moves, and at least every second."""
+        said_at = told_at = -math.inf
+        said = 0
         while not self._stopped.wait(self._config.sample_interval_s):
-            idle_for += self._config.sample_interval_s
-            if self._loop.busy or idle_for >= self._config.idle_sample_interval_s:
-                idle_for = 0.0
-                self._send(self._backend.sample(after_step=False))
+            now = time.monotonic()
+            reading = self._backend.sample(after_step=False)
+            moved = abs(reading.active + reading.cache + reading.footprint - said) > MOVED_BYTES
+            if self._loop.busy or moved or now - said_at >= self._config.idle_sample_interval_s:
+                said_at, said = now, reading.active + reading.cache + reading.footprint
+                self._send(reading)
+            if now - told_at >= self._config.surroundings_interval_s:
+                told_at = now
+                self._send(self._backend.surroundings())

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.limits import Limits
+from engine.system import SystemMemory
+
 SAMPLE_RATE = 16_000
 """Samples a second of every spool file (Whisper's own rate)."""
 
@@ -38,6 +41,8 @@ class DecodeOptions:
     """Of the draws at a temperature above 0, beside the chunk's own samples."""
     hot_words: tuple[str, ...] = ()
     """Names and terms that are likely to be said."""
+    min_bits: int = 0
+    """Fewest bits of each weight at which it may run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,16 @@ class Load:
     """Load and warm a model. Answered by Loaded or LoadFailed."""
 
     model: str
+    bits: int | None = None
+    """Quantize to so many bits on the way; None takes the weights as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requantize:
+    """Bring a loaded model to other bits. No chunk may be running. Answered by Requantized or RequantizeFailed."""
+
+    model: str
+    bits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +126,38 @@ class Ready:
     blas: str | None
     """Path of the BLAS loaded before MLX, or None where MLX uses its own or Accelerate."""
     mlx_version: str
-    memory_total: int
-    """Bytes of memory that the device may use: recommended working set, or the machine's."""
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A precision at which a model can run."""
+
+    bits: int
+    weights_bytes: int
+    """What its weights take."""
+    from_dense_bytes: int
+    """What going there takes at most beside the weights, from the dense weights in memory."""
+    from_disk_bytes: int
+    """The same from disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model that its memory follows."""
+
+    n_audio_layer: int
+    n_text_layer: int
+    n_text_state: int
+    n_vocab: int
+    item_bytes: int
+    """Of a number that is computed with: 4, or 2 in half precision."""
+    windows_at_once: int
+    """Windows in the encoder at the same time at most; 0 for all of a step."""
+    encode_s: float = 64.0
+    """Window seconds of an encoder step at most, where nothing else runs; one window always fits."""
+    encode_beside_s: float = 24.0
+    """The same beside rows that are decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +171,50 @@ class Loaded:
     languages: tuple[str, ...]
     """Codes the model takes; ("en",) for English-only models, none where the language cannot be chosen."""
     can_translate: bool
+    shape: Shape
+    rungs: tuple[Rung, ...]
+    """Highest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """One and the same clip before and after a change of precision: what the change costs. Holds no word of it."""
+
+    words: int
+    """Before."""
+    words_changed: int
+    """Substituted, left out or put in, after (Levenshtein)."""
+    logprob_before: float
+    logprob_after: float
+    """Mean over tokens."""
+    seconds_before: float
+    seconds_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requantized:
+    """The model runs at other bits now. Bytes are of MLX's active memory."""
+
+    model: str
+    bits_before: int
+    bits: int
+    seconds: float
+    active_before: int
+    active_after: int
+    active_peak: int
+    weights_bytes: int
+    canary: Canary | None
+    """None where no speech has been heard yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequantizeFailed:
+    """code: busy (nothing has changed) | failed (the process is about to end)."""
+
+    model: str
+    bits: int
+    code: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +236,17 @@ class Sample:
     """High water of *active* since the last Sample that followed a step."""
     footprint: int
     """phys_footprint on macOS, RSS on Linux."""
+    peak_footprint: int = 0
+    """High water of *footprint* since the last Sample that followed a step; only such a Sample holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is read seldom: the machine's memory, and what takes long to read. 0 means unknown."""
+
+    system: SystemMemory
+    pss: int
+    """Linux: the engine's resident set with shared pages counted by their share, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +254,10 @@ class StepStarted:
     """The MLX thread is about to run a step that must end within deadline_s, or it hangs."""
 
     kind: str
-    """ "load", "encode", "detect", "decode", "align"."""
+    """ "load", "requantize", "encode", "detect", "decode", "align"."""
     deadline_s: float
+    padded_s: float = 0.0
+    """Window seconds that it encodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +342,8 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFailed:
-    """code: cancelled | unsupported_language | unsupported_option | bad_spool | model_not_loaded | numeric |
-    internal.
+    """code: cancelled | unsupported_language | unsupported_option | bad_spool | model_not_loaded |
+    precision_unavailable | numeric | internal.
     """
 
     chunk: str
@@ -259,12 +361,15 @@ class BatchDone:
     seconds: float
 
 
-Command = Load | Dispatch | Cancel | ClearCache | Shutdown
+Command = Load | Requantize | Dispatch | Cancel | ClearCache | Shutdown
 Event = (
     Ready
     | Loaded
     | LoadFailed
+    | Requantized
+    | RequantizeFailed
     | Sample
+    | Surroundings
     | StepStarted
     | StepDone
     | Partial

@@ -25,6 +25,7 @@ COMMANDS = {
     "worker": ("worker", "Run the daemon in the foreground."),
     "redis": ("redis", "Run an embedded Redis-compatible server in the foreground."),
     "health": ("health", "Tell whether some worker is ready and progressing."),
+    "memory": ("memory", "Show what the memory governors hold, allow and have decided."),
     "top": ("top", "Watch the queue and its workers, live."),
     "doctor": ("doctor", "Check what a worker needs, and say what to mend."),
     "service": ("service", "Run the worker as a service of macOS (launchd)."),

@@ -249,6 +249,11 @@ def _memory(memory: dict[str, Any], level: str) -> Iterator[Metric]:
     yield _gauge("memory_ratio", "Share of the budget that counts against the lines.", memory["share"])
     yield _gauge("memory_level", "0 open, 1 queue, 2 shrink, 3 pause.", LEVELS.index(level))
     yield _gauge("batch_limit_rows", "Chunks that a batch may have now.", memory["batch_items"])
+    yield _gauges("model_bits", "Bits of each weight at which a model runs.", "model", dict(memory["bits"]))
+    yield CounterMetricFamily(
+        "decibatch_requantizations", "Moves of a model to other bits.", value=memory["requantizations"]
+    )
+    yield _gauge("memory_leak_bytes", "Growth at rest that no work explains.", memory["leak_growth"])
 
 
 def _queue(queue: dict[str, Any] | None) -> Iterator[Metric]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, StringConstraints, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -38,6 +38,11 @@ DEFAULT_MODELS: Mapping[str, str] = {
 }
 
 MIB = 1024 * 1024
+
+
+def _number(value: Any) -> Any:
+    """The environment has text alone, which a choice among numbers would not take."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 class SettingsInvalid(Exception):
@@ -237,6 +242,57 @@ class Settings(BaseSettings):
     memory_shrink_pct: Percent = Field(90, description="Percent of the budget from which batches shrink.")
     memory_pause_pct: Percent = Field(
         100, description="Percent of the budget from which nothing is dispatched."
+    )
+    memory_emergency_pct: int = Field(
+        110, ge=1, le=400, description="Percent of the budget from which one reading is enough to pause."
+    )
+    memory_reserve_mb: int | None = Field(
+        None,
+        ge=0,
+        description="Memory of the device left to others where no budget is set, MiB; unset, a quarter of it.",
+    )
+    memory_min_bits: Annotated[Literal[0, 4, 8], BeforeValidator(_number)] = Field(
+        8,
+        description=(
+            "Fewest bits to which a worker short of memory quantizes its models; 0 for never. "
+            "Encoders keep 8 at least."
+        ),
+    )
+    memory_requantize_after_s: float = Field(
+        5,
+        gt=0,
+        description="Seconds of memory pressure that smaller batches did not end, before a model is quantized.",
+    )
+    memory_restore_after_s: float = Field(
+        30,
+        gt=0,
+        description="Seconds of calm after which a quantized model gets its bits back, if there is room.",
+    )
+    memory_log: Path | None = Field(
+        None,
+        description="File to which a worker appends a JSON line for each memory reading, decision and forecast.",
+    )
+    mlx_memory_limit_mb: int | None = Field(
+        None, ge=0, description="`mx.set_memory_limit`, MiB; unset, the budget; 0 leaves MLX's own."
+    )
+    mlx_cache_limit_mb: int | None = Field(
+        None, ge=0, description="`mx.set_cache_limit`, MiB; unset, a twentieth of the budget, 16 to 256."
+    )
+    mlx_wired_limit_mb: int = Field(
+        0, ge=0, description="`mx.set_wired_limit` (macOS 15 and later), MiB; 0 leaves it alone."
+    )
+    leak_window_jobs: int = Field(
+        50,
+        ge=1,
+        description="Jobs over which the least memory at rest is taken, to compare with the first ones'.",
+    )
+    leak_report_mb: int = Field(
+        64, ge=1, description="Growth of memory at rest that is reported as a leak, MiB."
+    )
+    leak_restart_mb: int = Field(
+        256,
+        ge=0,
+        description="Such growth past which the engine is restarted between batches, MiB; 0 for never.",
     )
 
     max_waiting: int = Field(

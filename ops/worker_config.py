@@ -23,7 +23,7 @@ def worker_config(settings: Settings) -> WorkerConfig:
     from engine.config import default_cache_dir
     from worker.assembler import BatchLimits
     from worker.config import LeaseConfig, WatchConfig, WorkerConfig
-    from worker.governor import Thresholds
+    from worker.governor import LeakLimits, Precision, Thresholds
 
     engine = _engine(settings)
     canary = settings.canary if settings.canary is not None else engine.command is None
@@ -37,8 +37,6 @@ def worker_config(settings: Settings) -> WorkerConfig:
             canary=canary,
             state_dir=(settings.cache_dir or default_cache_dir()).expanduser(),
             keep_awake=settings.keep_awake,
-            deadline_base_s=engine.process.deadline_base_s,
-            deadline_per_window_s=engine.process.deadline_per_window_s,
         ),
         media=_media(settings),
         media_processes=settings.media_processes,
@@ -52,12 +50,22 @@ def worker_config(settings: Settings) -> WorkerConfig:
             queue=settings.memory_queue_pct / 100,
             shrink=settings.memory_shrink_pct / 100,
             pause=settings.memory_pause_pct / 100,
+            emergency=max(settings.memory_emergency_pct, settings.memory_pause_pct) / 100,
+            requantize_after_s=settings.memory_requantize_after_s,
+            restore_after_s=settings.memory_restore_after_s,
+        ),
+        precision=Precision(least_bits=settings.memory_min_bits or 8, ladder=settings.memory_min_bits != 0),
+        leaks=LeakLimits(
+            window_jobs=settings.leak_window_jobs,
+            report_bytes=settings.leak_report_mb * MIB,
+            restart_bytes=settings.leak_restart_mb * MIB,
         ),
         credits=settings.credits,
         drain_s=settings.drain_s,
         poison_after=settings.poison_after,
         max_result_bytes=settings.max_result_bytes,
         step_log=settings.step_log,
+        memory_log=settings.memory_log,
         webhooks=_webhooks(settings),
         bridge=_bridge(settings),
     )
@@ -67,7 +75,6 @@ def _engine(settings: Settings) -> EngineSettings:
     from engine.config import EngineConfig
     from worker.config import EngineSettings
 
-    budget = settings.memory_budget_mb
     return EngineSettings(
         serve=settings.serve or (settings.model,),
         process=EngineConfig(
@@ -77,10 +84,18 @@ def _engine(settings: Settings) -> EngineSettings:
             slots=settings.batch_items,
             encode_beside_s=settings.encode_beside_s,
             deadline_base_s=settings.step_deadline_s,
+            budget=_bytes(settings.memory_budget_mb),
+            reserve=_bytes(settings.memory_reserve_mb),
+            memory_limit=_bytes(settings.mlx_memory_limit_mb),
+            cache_limit=_bytes(settings.mlx_cache_limit_mb),
+            wired_limit=settings.mlx_wired_limit_mb * MIB,
         ),
-        budget_bytes=budget * MIB if budget is not None else None,
         command=settings.engine_command or None,
     )
+
+
+def _bytes(mebibytes: int | None) -> int | None:
+    return None if mebibytes is None else mebibytes * MIB
 
 
 def _media(settings: Settings) -> MediaLimits:

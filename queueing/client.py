@@ -173,6 +173,7 @@ class Client:
         seed: int = 0,
         hot_words: Sequence[str] = (),
         fallback: bool = True,
+        min_bits: int = 4,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -206,6 +207,8 @@ class Client:
             seed: Of those samples.
             hot_words: Names and terms that are likely to be said.
             fallback: Whether what looks wrong is tried again at higher temperatures.
+            min_bits: Fewest bits of each weight (4, 8 or 16) at which the job may run: workers short of memory
+                quantize their models. Every result says at how many it ran.
             idempotency_key: The same key (of a tenant) with the same work gives the same job for as long
                 as that job is kept, whatever became of it.
             deadline_s: Seconds from now, by Redis' clock, after which the job expires.
@@ -241,6 +244,7 @@ class Client:
             seed=seed,
             hot_words=hot_words,
             fallback=fallback,
+            min_bits=min_bits,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,
@@ -506,6 +510,7 @@ class AsyncClient:
         seed: int = 0,
         hot_words: Sequence[str] = (),
         fallback: bool = True,
+        min_bits: int = 4,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         not_before: datetime | None = None,
@@ -536,6 +541,7 @@ class AsyncClient:
             seed=seed,
             hot_words=hot_words,
             fallback=fallback,
+            min_bits=min_bits,
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             not_before=not_before,

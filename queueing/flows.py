@@ -197,6 +197,7 @@ class Submission:
     seed: int = 0
     hot_words: Sequence[str] = ()
     fallback: bool = True
+    min_bits: int = 4
     idempotency_key: str | None = None
     deadline_s: float | None = None
     not_before: datetime | None = None
@@ -320,6 +321,7 @@ class Core:
                     "seed": s.seed,
                     "hot_words": list(s.hot_words),
                     "fallback": s.fallback,
+                    "min_bits": s.min_bits,
                 },
             }
         )

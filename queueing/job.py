@@ -99,7 +99,7 @@ Input = Annotated[PathInput | UrlInput | InlineInput, Field(discriminator="type"
 
 HotWord = Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
 
-_SINCE_2 = ("carry_context", "words", "beam_size", "best_of", "seed", "hot_words", "fallback")
+_SINCE_2 = ("min_bits", "carry_context", "words", "beam_size", "best_of", "seed", "hot_words", "fallback")
 """Options that workers of version 1 do not know."""
 
 
@@ -116,6 +116,8 @@ class SpeechOptions(Wire):
     max_tokens: Annotated[int, Field(ge=1, le=448)] | None = None
     """Upper bound on the tokens of one chunk (<= 30 s)."""
     # From here on, version 2.
+    min_bits: Literal[4, 8, 16] = 4
+    """Fewest bits of each weight that the job accepts: under memory pressure workers move models to fewer."""
     carry_context: bool = False
     """Give each chunk the text before it as context. The chunks of the job then run one after another."""
     words: bool = False

@@ -103,6 +103,11 @@ class Keys:
         return f"{self.root}:incidents"
 
     @property
+    def memory(self) -> str:
+        """Stream, capped: what the memory governors of the workers decided, as JSON."""
+        return f"{self.root}:memory"
+
+    @property
     def dead(self) -> str:
         """Sorted set: ids of dead jobs by the Unix millisecond of their end."""
         return f"{self.root}:dead"

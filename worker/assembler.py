@@ -8,11 +8,12 @@ starved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.protocol import ChunkRequest
+from engine.protocol import ChunkRequest, DecodeOptions
 from queueing.job import LANES, Lane
+from worker.governor.cost import Row
 
 LANE_RANK: dict[str, int] = {lane.value: rank for rank, lane in enumerate(LANES)}
 
@@ -57,6 +58,16 @@ class Plan:
     again_at: float | None = None
 
 
+def row_of(chunk: WaitingChunk) -> Row:
+    """What the governor counts of it."""
+    return Row(chunk.window_s, chunk.request.duration_s, _lines(chunk.request.options))
+
+
+def _lines(options: DecodeOptions) -> int:
+    """Lines of the decoder that the first try takes."""
+    return options.beam_size if options.temperatures[:1] == (0.0,) else options.best_of
+
+
 def default_window_s(memory_bytes: int, n_audio_state: int) -> float:
     """Padded seconds that a batch may hold: 60 s for a 16 GB machine and the widest Whisper (1280).
 
@@ -91,12 +102,14 @@ def plan(
     max_window_s: float,
     more_coming: bool,
     running: Sequence[WaitingChunk] = (),
+    room: Callable[[WaitingChunk], int] | None = None,
 ) -> Plan:
     """Choose the next batch to join what is running.
 
     ``max_items`` and ``max_window_s`` bound what the engine holds, the batch included; they are what the governor
-    allows at this moment, at most the limits' own. ``more_coming`` says that media is decoding something that could
-    still join. In an idle engine one chunk always fits, however small the allowance: work must be able to go on.
+    allows at this moment, at most the limits' own. ``room`` says how many chunks like the first one may join what
+    runs, by prediction of memory. ``more_coming`` says that media is decoding something that could still join. In an
+    idle engine one chunk always fits into the bounds, however small: work must be able to go on.
     Nothing overtakes the first in order: where it does not fit, room is kept until it does.
     """
     if not waiting:
@@ -105,6 +118,11 @@ def plan(
     leader = _leader(ordered, running, limits, max_items, max_window_s)
     if leader is None or not all(_may_meet(leader, other) for other in running):
         return Plan()
+    if room is not None:
+        joining = room(leader)
+        if joining < 1:
+            return Plan()
+        max_items = min(max_items, len(running) + joining)
     alike = [chunk for chunk in ordered if _may_share(leader, chunk)]
     batch = _gather(alike, running, _room(alike, running, limits, max_items, max_window_s))
     full = len(batch) >= max_items or (len(batch) + 1) * leader.window_s > max_window_s

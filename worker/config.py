@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from worker.assembler import BatchLimits
 from worker.bridge import BridgeConfig
-from worker.governor import Thresholds
+from worker.governor import LeakLimits, Precision, Thresholds
 from worker.media.types import MediaLimits
 from worker.webhooks import WebhookConfig
 
@@ -44,8 +44,6 @@ class EngineSettings:
     serve: tuple[str, ...]
     """Aliases that this worker loads and takes jobs for."""
     process: EngineConfig
-    budget_bytes: int | None = None
-    """What the engine may use, weights included; None derives it from the device."""
     command: tuple[str, ...] | None = None
     """The engine's argv, for a stand-in; None for ``python -m engine``."""
     start_timeout_s: float = 60.0
@@ -70,9 +68,6 @@ class WatchConfig:
     """Whether a Mac is kept from sleeping while there is work."""
     read_every: int = 5
     """Seconds between two readings of processors and queue."""
-    deadline_base_s: float = 30.0
-    deadline_per_window_s: float = 2.0
-    """As the engine is told: by them the size of an encoder step is known from its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +83,8 @@ class WorkerConfig:
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     batch: BatchLimits = field(default_factory=BatchLimits)
     thresholds: Thresholds = field(default_factory=Thresholds)
+    precision: Precision = field(default_factory=Precision)
+    leaks: LeakLimits = field(default_factory=LeakLimits)
     watch: WatchConfig = field(default_factory=WatchConfig)
     credits: int = 32
     """Deliveries held at most."""
@@ -109,3 +106,5 @@ class WorkerConfig:
     """Queues of RQ whose jobs this worker takes; None for none."""
     step_log: Path | None = None
     """Where to append a JSON line for each step of the engine; never holds text."""
+    memory_log: Path | None = None
+    """Where to append a JSON line for each reading of memory, each decision about it and each batch's forecast."""

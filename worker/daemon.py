@@ -23,11 +23,9 @@ from engine.protocol import (
     BatchDone,
     ChunkDone,
     ChunkFailed,
-    ClearCache,
     Event,
     Partial,
     Ready,
-    Sample,
     StepDone,
 )
 from queueing.job import LANES, WIRE_VERSION
@@ -41,7 +39,8 @@ from worker.config import WorkerConfig
 from worker.control import ControlReader
 from worker.dispatcher import Dispatcher
 from worker.flow import EngineCrashed, JobFlow, Parts
-from worker.governor import Governor
+from worker.governing import Governing
+from worker.governor import Governor, Level
 from worker.held import HeldJob, Ledger
 from worker.identity import Identity, adopt
 from worker.intake import Intake
@@ -60,8 +59,6 @@ from worker.webhooks import Webhooks
 
 log = logging.getLogger("decibatch.worker")
 
-DEVICE_SHARE = 0.75
-"""Of the device's memory that the engine may use where no budget is set; the rest is the system's and ours."""
 MIN_BEAT_S = 0.1
 MEDIA_PAUSES_S = (0.2, 1.0)
 """Pauses before the second and the third try to start the decoders."""
@@ -88,7 +85,23 @@ class Daemon:
         self._link = Link(config.redis_url, pause_cap_s=config.lease.reconnect_s)
         self._ledger = Ledger()
         self._keeper = EngineKeeper(config.engine, self)
-        self._governor = Governor(config.thresholds, max_items=config.batch.max_items)
+        self._governor = Governor(
+            config.thresholds,
+            max_items=config.batch.max_items,
+            allowed=config.precision,
+            leak_limits=config.leaks,
+        )
+        awake = keeper_of(config.watch.keep_awake)
+        self._watch = Watch(config.watch, awake, witnesses=(companion,) if companion is not None else ())
+        self._governing = Governing(
+            self._governor,
+            self._keeper,
+            on_change=self._note_memory,
+            hand_back=lambda: self._hand_back(only_unstarted=True),
+            call_back=lambda chunks: self._dispatcher.call_back(chunks),  # noqa: PLW0108 (it is made after this)
+            on_level=self._watch.level_changed,
+            memory_log=config.memory_log,
+        )
         self._settler = Settler(
             self._link,
             self._queue,
@@ -103,10 +116,9 @@ class Daemon:
             config.batch,
             more_coming=lambda: self._media.busy + self._media.waiting > 0,
             on_dispatch=self._note_dispatch,
+            on_refused=self._note_refused,
         )
         self._steplog = StepLog(config.step_log)
-        awake = keeper_of(config.watch.keep_awake)
-        self._watch = Watch(config.watch, awake, witnesses=(companion,) if companion is not None else ())
         self._orphans: tuple[str, ...] = ()
         self._draining = False
         self._stop = asyncio.Event()
@@ -138,6 +150,7 @@ class Daemon:
             await cancel_all([keep_link, attending])
             await self._link.close()
             self._steplog.close()
+            self._governing.close()
         return 1 if self._name_lost else 0
 
     async def _attend(self) -> None:
@@ -242,6 +255,11 @@ class Daemon:
                     group.create_task(self._leases.run(), name="leases"),
                     group.create_task(self._dispatcher.run(), name="dispatcher"),
                     group.create_task(self._outbox.run(), name="outbox"),
+                    group.create_task(self._governing.tick(), name="levels"),
+                    group.create_task(
+                        self._governing.publish(self._link, self._queue.keys, lambda: self._me.consumer),
+                        name="memory",
+                    ),
                     group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
                     group.create_task(self._look_around(), name="watch"),
                 ]
@@ -408,6 +426,7 @@ class Daemon:
             why=why,
             keeper=self._keeper,
             governor=self._governor,
+            governing=self._governing,
             dispatcher=self._dispatcher,
             ledger=self._ledger,
             media=getattr(self, "_media", None),
@@ -445,6 +464,7 @@ class Daemon:
             log.warning("jobs need a newer worker", extra={"count": len(taken.newer)})
 
     def _note_settled(self) -> None:
+        self._governing.settled()
         self._changed.set()
         if not len(self._ledger):
             self._empty.set()
@@ -464,7 +484,16 @@ class Daemon:
     def _note_deadline(self) -> None:
         self._leases.poke()
 
+    def _note_refused(self, failed: ChunkFailed) -> None:
+        self._ledger.chunk_failed(failed)
+
+    def _note_memory(self) -> None:
+        self._changed.set()
+        self._intake.poke()
+        self._dispatcher.poke()
+
     def _note_dispatch(self, batch: tuple[WaitingChunk, ...], now: float) -> None:
+        self._governing.dispatched(batch)
         self._watch.dispatched(batch, now)
         for chunk in batch:
             held = self._ledger.by_chunk(chunk.request.id)
@@ -485,7 +514,7 @@ class Daemon:
         self._changed.set()
         self._watch.engine_gone(exit_)
         suspects = self._dispatcher.engine_gone()
-        self._governor.reset()
+        self._governing.engine_gone(exit_)
         self._suspect(suspects, describe_exit(exit_))
 
     def _suspect(self, jobs: Sequence[str], reason: str) -> None:
@@ -501,13 +530,15 @@ class Daemon:
 
     def engine_event(self, event: Event) -> None:
         self._watch.engine_event(event, time.monotonic())
+        self._handle(event)
+        # Last, so that a record of a step bears the level at which it ran, and an answer is known before a plan.
+        self._governing.engine_event(event)
+
+    def _handle(self, event: Event) -> None:
         match event:
-            case Sample():
-                self._govern(event)
             case StepDone():
                 self._dispatcher.steps.append(event)
                 self._steplog.write(event, self._governor.level.name.lower())
-                self._govern(event.sample)
             case Partial():
                 self._publish_partial(event)
             case ChunkDone():
@@ -518,41 +549,23 @@ class Daemon:
             case ChunkFailed(code="internal"):
                 # A step that raised says the same of every row, as a death does: the first answer speaks for all.
                 self._suspect(tuple(self._dispatcher.running_jobs), event.message)
-                self._dispatcher.answered(event.chunk)
+                self._dispatcher.step_failed(event.chunk)
+            case ChunkFailed() if self._dispatcher.came_back(event):
+                self._ledger.came_back(event.chunk, in_engine=event.job in self._dispatcher.running_jobs)
+                if self._governor.level is Level.PAUSE:
+                    self._hand_back(only_unstarted=True)
             case ChunkFailed():
                 self._dispatcher.answered(event.chunk)
                 self._ledger.chunk_failed(event)
             case BatchDone():
                 self._dispatcher.batch_done(event)
             case Ready():
-                self._governor.budget_bytes = self._config.engine.budget_bytes or int(
-                    event.memory_total * DEVICE_SHARE
-                )
                 log.info(
                     "engine is up",
-                    extra={"pid": event.pid, "device": event.device, "budget": self._governor.budget_bytes},
+                    extra={"pid": event.pid, "device": event.device, "budget": event.limits.budget},
                 )
             case _:
                 pass
-
-    def _govern(self, sample: Sample) -> None:
-        decision = self._governor.observe(sample, time.monotonic())
-        if decision.clear_cache:
-            self._keeper.send(ClearCache())
-        change = decision.transition
-        if change is not None:
-            self._watch.level_changed(change)
-            log.info(
-                "memory level",
-                extra={
-                    "before": change.before.name,
-                    "after": change.after.name,
-                    "share": round(change.share, 3),
-                },
-            )
-            self._changed.set()
-            self._intake.poke()
-            self._dispatcher.poke()
 
     def _publish_partial(self, event: Partial) -> None:
         held = self._ledger.by_chunk(event.chunk)

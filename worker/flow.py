@@ -203,6 +203,10 @@ class JobFlow:
         if language is not None and language not in loaded.languages:
             message = f"model {job.model} does not know the language {language!r}"
             return ErrorInfo(code="unsupported_language", message=message)
+        most_bits = loaded.rungs[0].bits if loaded.rungs else loaded.bits
+        if job.options.min_bits > most_bits:
+            message = f"model {job.model} has {most_bits} bits at most, not {job.options.min_bits}"
+            return ErrorInfo(code="precision_unavailable", message=message)
         if job.kind == "translate" and not loaded.can_translate:
             return ErrorInfo(code="unsupported_option", message=f"model {job.model} cannot translate")
         return None
@@ -239,6 +243,9 @@ class JobFlow:
         chunks = self._chunks(held, job, audio)
         if not chunks:
             return self._done(held, job, audio)
+        too_large = self._parts.dispatcher.never_fits(chunks)
+        if too_large is not None:
+            return Failed(ErrorInfo(code="memory_too_small", message=too_large))
         held.stage = "waiting"
         finished = self._parts.ledger.expect(held, tuple(chunk.request.id for chunk in chunks))
         progress = {"stage": "engine", "done": 0, "total": len(chunks)}
@@ -342,6 +349,7 @@ def decode_options(job: Job) -> DecodeOptions:
         best_of=job.options.best_of,
         seed=job.options.seed,
         hot_words=job.options.hot_words,
+        min_bits=job.options.min_bits,
     )
 
 

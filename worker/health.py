@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
+from engine.protocol import Sample
 from worker.dispatcher import Dispatcher
-from worker.governor import Governor, Level, Thresholds
+from worker.governing import Governing
+from worker.governor import Governor, Level, Thresholds, danger_bytes
 from worker.held import Ledger
 from worker.identity import Identity, host_id
 from worker.keeper import EngineKeeper
@@ -45,7 +48,38 @@ def reasons(
         said.append("engine_stalled")
     if governor.level is Level.PAUSE:
         said.append("memory_pause")
+    if governor.budget_too_small:
+        said.append("budget_too_small")
     return said
+
+
+def memory(governor: Governor, governing: Governing, thresholds: Thresholds) -> dict[str, Any]:
+    """What ``decibatch memory`` shows. Bytes."""
+    last = governor.last or Sample(0, 0, 0, 0)
+    around = governor.surroundings
+    return {
+        "budget": governor.budget_bytes,
+        "budget_now": governor.budget_now,
+        "lines": {
+            level.name.lower(): int(governor.budget_now * thresholds.enter(level))
+            for level in (Level.QUEUE, Level.SHRINK, Level.PAUSE)
+        },
+        "limits": asdict(governor.limits),
+        "share": round(governor.share, 4),
+        "used": danger_bytes(last) or 0,
+        "rest": governor.rest_bytes,
+        "batch_items": governor.batch_items,
+        "active": last.active,
+        "cache": last.cache,
+        "peak": last.peak,
+        "footprint": last.footprint,
+        "pss": around.pss if around else 0,
+        "system": asdict(around.system) if around else {},
+        "bits": {alias: model.bits for alias, model in governor.models.items()},
+        "requantizations": governing.requantizations,
+        "leak_growth": governor.leak_growth,
+        "events": list(governing.recent),
+    }
 
 
 def document(
@@ -55,6 +89,7 @@ def document(
     why: list[str],
     keeper: EngineKeeper,
     governor: Governor,
+    governing: Governing,
     dispatcher: Dispatcher,
     ledger: Ledger,
     media: MediaSupervisor | None,
@@ -69,7 +104,6 @@ def document(
     """
     now = time.monotonic()
     device = keeper.device
-    last = governor.last
     sizes = list(dispatcher.batch_sizes)
     return {
         "worker": identity.consumer if identity is not None else name,
@@ -88,19 +122,7 @@ def document(
         "waiting_chunks": len(dispatcher),
         "settled": dict(settled),
         "batches": {"last": sizes[-1] if sizes else 0, "mean": sum(sizes) / len(sizes) if sizes else 0.0},
-        "memory": {
-            "budget": governor.budget_bytes,
-            "lines": {
-                level.name.lower(): int(governor.budget_bytes * thresholds.enter(level))
-                for level in (Level.QUEUE, Level.SHRINK, Level.PAUSE)
-            },
-            "share": round(governor.share, 4),
-            "batch_items": governor.max_items(idle=False),
-            "active": last.active if last else 0,
-            "cache": last.cache if last else 0,
-            "peak": last.peak if last else 0,
-            "footprint": last.footprint if last else 0,
-        },
+        "memory": memory(governor, governing, thresholds),
         "engine": {
             "state": keeper.state,
             "pid": keeper.pid,

@@ -113,6 +113,16 @@ class Ledger:
             held.chunks_done.set_exception(ChunkError(event))
         return held
 
+    def came_back(self, chunk_id: str, *, in_engine: bool) -> None:
+        """A chunk waits again that the engine had not begun with.
+
+        :param in_engine: another chunk of its job is in the engine.
+        """
+        held = self._chunks.get(chunk_id)
+        if held is not None and not in_engine and not held.results and held.stage == "engine":
+            held.stage = "waiting"
+            held.dispatched_at = None
+
     @property
     def entries(self) -> list[str]:
         both = ((held.delivery, held.successor) for held in self._jobs.values())

@@ -14,7 +14,7 @@ import time
 from typing import Protocol
 
 from engine.handle import EngineExit, EngineGone, EngineProcess
-from engine.protocol import Command, Event, Load, Loaded, LoadFailed, Ready
+from engine.protocol import Command, Event, Load, Loaded, LoadFailed, Ready, Shutdown
 from worker.config import EngineSettings
 
 log = logging.getLogger("decibatch.engine")
@@ -50,6 +50,9 @@ class EngineKeeper:
         """Exits in a row."""
         self.restarts = 0
         self.last_exit = ""
+        self.bits: dict[str, int] = {}
+        """At which models are loaded; those that are not here come as they are."""
+        self._planned = False
         self._stop = asyncio.Event()
 
     @property
@@ -78,6 +81,12 @@ class EngineKeeper:
             self._process.post(command)
         return True
 
+    def restart(self) -> None:
+        """End the engine and start another one, without counting it a failure. Nothing may be running."""
+        if self.send(Shutdown()):
+            self._planned = True
+            self.state = "restarting"
+
     async def run(self) -> None:
         """Run lives of the engine, one after the other, until :meth:`stop`."""
         while not self._stop.is_set():
@@ -85,6 +94,10 @@ class EngineKeeper:
             await self._one_life()
             if self._stop.is_set():
                 break
+            if self._planned:
+                self._planned = False
+                self.restarts += 1
+                continue
             if time.monotonic() - began >= self._settings.settled_after_s:
                 self.failures = 0
             self.failures += 1
@@ -119,7 +132,7 @@ class EngineKeeper:
             exit_ = await process.wait()
             self._process = None
             self.last_exit = describe_exit(exit_)
-            if not self._stop.is_set():
+            if not self._stop.is_set() and not self._planned:
                 log.error("engine is gone", extra={"reason": self.last_exit, "pid": process.pid})
             self._listener.engine_gone(exit_)
 
@@ -139,7 +152,7 @@ class EngineKeeper:
                 self.device = event
                 self.state = "loading"
                 for alias in self._settings.serve:
-                    self.send(Load(alias))
+                    self.send(Load(alias, self.bits.get(alias)))
             case Loaded():
                 self.loaded[event.model] = event
                 log.info("model is ready", extra={"model": event.model, "seconds": round(event.seconds, 2)})

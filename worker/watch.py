@@ -132,8 +132,7 @@ class Watch:
     def engine_event(self, event: Event, now: float) -> None:
         match event:
             case StepStarted():
-                size = (event.deadline_s - self._config.deadline_base_s) / self._config.deadline_per_window_s
-                self._pace = self._pace.started(event, now, size)
+                self._pace = self._pace.started(event, now, event.padded_s)
             case StepDone():
                 self._pace = self._pace.done(event)
                 if event.rows:

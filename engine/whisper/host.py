@@ -15,11 +15,12 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
+from engine.whisper import packed
 from engine.whisper.kernels import (
     GELU_TILE,
     HEAD_WIDTH,
@@ -55,27 +56,46 @@ FEW_ROWS = 16
 # --- layers -----------------------------------------------------------------------------------
 
 
+def _one_by_one(work: Callable[[int], None], count: int) -> None:
+    """As :meth:`HostKernels.each`, on the calling thread, which may be one of its own."""
+    for index in range(count):
+        work(index)
+
+
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """Views of an affine map's weight (outputs, width) and bias."""
+    """Views of an affine map's weight (outputs, width) and bias. A quantized weight stays packed."""
 
-    weight: FloatArray
+    weight: np.ndarray[Any, Any]
     bias: FloatArray | None
+    scales: FloatArray | None = None
+    zeros: FloatArray | None = None
+    bits: int = 0
+    each: packed.Each = _one_by_one
+    """Spreads the blocks of a packed weight."""
 
     @classmethod
-    def of(cls, linear: Linear) -> _Affine:
-        """On the thread that owns MLX. A quantized weight is unpacked for as long as the view is held."""
-        weight = linear.weight
-        if linear.scales is not None:
-            weight = mx.dequantize(
-                weight, linear.scales, linear.zeros, group_size=linear.group, bits=linear.bits
-            )
-            mx.eval(weight)
-        return cls(host_view(weight), None if linear.bias is None else host_view(linear.bias))
+    def of(cls, linear: Linear, each: packed.Each | None = None) -> _Affine:
+        """On the thread that owns MLX.
+
+        :param each: for packed weights, where the calls are to come from that thread alone.
+        """
+        bias = None if linear.bias is None else host_view(linear.bias)
+        if linear.scales is None or linear.zeros is None:
+            return cls(host_view(linear.weight), bias)
+        weight, scales, zeros = packed.host_views((linear.weight, linear.scales, linear.zeros))
+        return cls(weight, bias, scales, zeros, linear.bits, each or _one_by_one)
+
+    @property
+    def outputs(self) -> int:
+        return len(self.weight)
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Apply to rows, shape (rows, width)."""
-        if len(x) <= FEW_ROWS:
+        if self.scales is not None and self.zeros is not None:
+            views = (self.weight, self.scales, self.zeros)
+            out = packed.host_matmul(x, views, self.bits, self.each)
+        elif len(x) <= FEW_ROWS:
             out = np.empty((len(x), len(self.weight)), np.float32)
             small_matmul(x, self.weight, out)
         else:
@@ -118,16 +138,16 @@ class _Layer:
     mlp2: _Affine
 
     @classmethod
-    def of(cls, block: Block) -> _Layer:
+    def of(cls, block: Block, each: packed.Each | None = None) -> _Layer:
         return cls(
             _Norm.of(block.attn_ln),
-            _Affine.of(block.query),
-            _Affine.of(block.key),
-            _Affine.of(block.value),
-            _Affine.of(block.out),
+            _Affine.of(block.query, each),
+            _Affine.of(block.key, each),
+            _Affine.of(block.value, each),
+            _Affine.of(block.out, each),
             _Norm.of(block.mlp_ln),
-            _Affine.of(block.mlp1),
-            _Affine.of(block.mlp2),
+            _Affine.of(block.mlp1, each),
+            _Affine.of(block.mlp2, each),
         )
 
     def mlp(self, x: FloatArray) -> FloatArray:
@@ -145,9 +165,10 @@ class _Cross:
     out: _Affine
 
     @classmethod
-    def of(cls, block: Block) -> _Cross:
+    def of(cls, block: Block, each: packed.Each | None = None) -> _Cross:
         assert block.cross_ln and block.cross_query and block.cross_out
-        return cls(_Norm.of(block.cross_ln), _Affine.of(block.cross_query), _Affine.of(block.cross_out))
+        query, out = (_Affine.of(linear, each) for linear in (block.cross_query, block.cross_out))
+        return cls(_Norm.of(block.cross_ln), query, out)
 
 
 def _gelu(x: FloatArray) -> None:
@@ -281,7 +302,7 @@ class _Encoding:
             for block in self._model.decoder
             if block.cross_key and block.cross_value
         ]
-        heads = len(pairs[0][0].weight) // HEAD_WIDTH
+        heads = pairs[0][0].outputs // HEAD_WIDTH
         shape = (heads, self._frames, HEAD_WIDTH)
         found = [
             [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for _ in pairs] for _ in self._mel
@@ -328,15 +349,16 @@ def decode(
     """Run the decoder over new tokens of every row. See :meth:`engine.whisper.model.Whisper.decode`."""
     ids = np.array(tokens)
     rows, new = ids.shape
-    embedding = host_view(model.embedding)
     positions = np.array(cache.lengths)[:, None] + np.arange(new)
-    x = embedding[ids] + host_view(model.text_positions)[positions]
+    x = _embedded(model.embedding, ids) + host_view(model.text_positions)[positions]
     width = x.shape[2]
     cache.make_room(new, width // HEAD_WIDTH)
-    layers = [(_Layer.of(block), _Cross.of(block)) for block in model.decoder]
+    parts = min(kernels.threads, rows)
+    # Threads that share the rows multiply by themselves; one row alone has its packed weights shared out instead.
+    each = kernels.each if parts == 1 else None
+    layers = [(_Layer.of(block, each), _Cross.of(block, each)) for block in model.decoder]
     norm = _Norm.of(model.decoder_ln)
     wanted = np.empty((rows, len(at), width), np.float32)
-    parts = min(kernels.threads, rows)
 
     def work(part: int) -> None:
         some = slice(rows * part // parts, rows * (part + 1) // parts)
@@ -348,7 +370,25 @@ def decode(
 
     kernels.each(work, parts)
     cache.advance(new)
-    return kernels.scores(wanted, embedding)
+    return _scores(wanted, model.embedding, kernels)
+
+
+def _embedded(embedding: Linear, ids: np.ndarray[Any, Any]) -> FloatArray:
+    """Rows of the vocabulary's table, which may be packed. Shape (rows, new, width)."""
+    if embedding.scales is None:
+        found: FloatArray = host_view(embedding.weight)[ids]
+        return found
+    rows = embedding.rows(mx.array(ids))
+    mx.eval(rows)
+    return host_view(rows)
+
+
+def _scores(x: FloatArray, embedding: Linear, kernels: HostKernels) -> FloatArray:
+    """Of every token, shape (rows, positions, vocabulary)."""
+    if embedding.scales is None:
+        return kernels.scores(x, host_view(embedding.weight))
+    table = _Affine.of(embedding, kernels.each)
+    return table(x.reshape(-1, x.shape[2])).reshape(*x.shape[:2], -1)
 
 
 def _decode_layer(

@@ -549,7 +549,7 @@ Kernels = DeviceKernels | HostKernels
 """Both have:
 
 - ``gelu(x)``: exact GELU (Hendrycks and Gimpel, 2016); may overwrite *x*, which must be a fresh result;
-- ``cache(features)``: an empty cache for rows that attend to these features;
+- ``cache(features, behind)``: an empty cache for rows that attend to these features and to what stands behind;
 - ``logits(x, embedding)``: scores of every token, on the host and writable; from shapes (rows, positions, width) and
   (vocabulary, width) to (rows, positions, vocabulary).
 """

@@ -8,6 +8,7 @@ import click
 
 from ops.commands.bench_faults import faults_command
 from ops.commands.bench_import import import_command
+from ops.commands.bench_memory import memory_command
 from ops.commands.bench_overhead import overhead_command
 from ops.commands.bench_search import search_command
 from ops.commands.bench_soak import soak_command
@@ -28,6 +29,7 @@ def _end(number: int, frame: object) -> None:
 
 
 bench_command.add_command(faults_command)
+bench_command.add_command(memory_command)
 bench_command.add_command(overhead_command)
 bench_command.add_command(soak_command)
 bench_command.add_command(speech_command)

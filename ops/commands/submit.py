@@ -48,6 +48,13 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
     show_default=True,
     help="Lines that the search follows; more cost more.",
 )
+@click.option(
+    "--min-bits",
+    type=click.Choice(["4", "8", "16"]),
+    default="4",
+    show_default=True,
+    help="Fewest bits of each weight: workers short of memory move models to fewer.",
+)
 @click.option("--hot-word", "hot_words", multiple=True, help="A name or term likely to be said; repeatable.")
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="With --wait."
@@ -68,6 +75,7 @@ def submit_command(
     language: str | None,
     words: bool,
     beam_size: int,
+    min_bits: str,
     hot_words: tuple[str, ...],
     form: str,
     upload: bool,
@@ -93,6 +101,7 @@ def submit_command(
         "language": language,
         "words": words,
         "beam_size": beam_size,
+        "min_bits": int(min_bits),
         "hot_words": hot_words,
         "result_ttl_s": settings.result_ttl_s,
         "webhook": webhook,

@@ -148,7 +148,7 @@ def test_the_worker_is_told_what_was_set(monkeypatch) -> None:
     monkeypatch.setenv("DECIBATCH_BATCH_ITEMS", "4")
     monkeypatch.setenv("DECIBATCH_MAX_DURATION_S", "60")
     config = worker_config(load())
-    assert config.engine.budget_bytes == 2 << 30
+    assert config.engine.process.budget == 2 << 30
     assert config.thresholds.queue == pytest.approx(0.7)
     assert config.batch.max_items == 4
     assert config.media.max_duration_s == 60
@@ -207,3 +207,10 @@ def test_without_a_secret_no_webhook_is_sent(monkeypatch) -> None:
     webhooks = worker_config(load()).webhooks
     assert webhooks is not None
     assert (webhooks.schemes, webhooks.allow_private_hosts) == (("https",), False)
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+def test_a_choice_among_numbers_is_read_from_text(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment has text, and means the number."""
+    monkeypatch.setenv("DECIBATCH_MEMORY_MIN_BITS", str(bits))
+    assert load().memory_min_bits == bits

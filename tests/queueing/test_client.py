@@ -126,6 +126,7 @@ def test_submit_options(face: Face, bench: Bench) -> None:
         seed=11,
         hot_words=["Jörg", "Nagg"],
         fallback=False,
+        min_bits=8,
         max_attempts=7,
         result_ttl_s=99,
         job_id="my-own-id-1",
@@ -155,6 +156,7 @@ def test_submit_options(face: Face, bench: Bench) -> None:
             "seed": 11,
             "hot_words": ("Jörg", "Nagg"),
             "fallback": False,
+            "min_bits": 8,
         },
     }
 

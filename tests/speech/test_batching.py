@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from ops.bench.memory import record
 from queueing.client import Client
 from queueing.keys import GROUP, Keys
-from tests.support.waiting import wait_until
 from tests.support.worker_process import WorkerProcess, speech, write_wav
 
 KEYS = Keys("main")
@@ -52,18 +52,25 @@ def rows_of_batches(worker: WorkerProcess) -> list[int]:
 
 
 @pytest.mark.timeout(420)
-def test_a_tight_budget_shrinks_batches_and_leaves_work_in_redis(
+def test_a_tight_budget_cuts_batches_and_leaves_work_in_redis(
     redis_url: str, client: Client, tmp_path: Path, queue_redis: redis.Redis
 ) -> None:
-    """Where a full batch needs more than the budget, work waits in Redis, batches shrink, and all is done."""
-    credits = 12
-    worker = WorkerProcess(redis_url, tmp_path, memory_budget_mb=540, batch_audio_s=1000, credits=credits)
+    """Where a full batch needs more than the budget, work waits in Redis, batches are cut, and memory stays under."""
+    credits, log = 12, tmp_path / "memory.jsonl"
+    # At full precision throughout: at 8 bits a dozen rows would fit.
+    worker = WorkerProcess(
+        redis_url,
+        tmp_path,
+        memory_budget_mb=420,
+        memory_min_bits=0,
+        batch_audio_s=1000,
+        credits=credits,
+        memory_log=log,
+    )
     try:
         worker.wait_ready()
-        # Long enough that the attention to the audio of a dozen rows fills what the weights leave of the budget.
+        # Long enough that the attention to the audio of a dozen rows takes more than the weights leave of the budget.
         jobs = client.submit_many(clips(tmp_path, 12, 22.0) * 2)
-        held_back = wait_until(lambda: governed(worker, queue_redis), "work held back by memory", 120)
-        assert held_back["waiting"] > 0
         seen = []
         for job in jobs:
             assert client.result(job, timeout=300).text
@@ -71,19 +78,10 @@ def test_a_tight_budget_shrinks_batches_and_leaves_work_in_redis(
         assert max(seen) <= credits
     finally:
         worker.close()
-    rows = rows_of_batches(worker)
-    largest = rows.index(max(rows))
-    assert max(rows) >= 6
-    assert min(rows[largest:]) <= max(rows) // 2, f"batches did not shrink: {rows}"
+    assert max(rows_of_batches(worker)) < 12
+    told = record.read(log)
+    assert record.greatest(told) <= 1.05 * told.budget
 
 
 def pending(server: redis.Redis) -> int:
     return int(server.xpending(KEYS.stream("tiny.en", "normal"), GROUP)["pending"])
-
-
-def governed(worker: WorkerProcess, server: redis.Redis) -> dict[str, int] | None:
-    """What waits in Redis, once the governor has made batches smaller."""
-    memory = worker.health().get("memory", {})
-    if memory.get("batch_items", 16) == 16:
-        return None
-    return {"waiting": int(server.hget(KEYS.counts, "waiting") or 0)}

@@ -12,6 +12,7 @@ STATIC = (
     "wake",
     "control",
     "incidents",
+    "memory",
     "dead",
     "workers",
     "life",

@@ -252,3 +252,37 @@ def test_order_of_arrival_in_the_list_is_no_matter(waiting: list[WaitingChunk]) 
     """The plan depends on what waits, not on the order in which it is handed over (ties aside)."""
     distinct = [replace(one, ready_at=float(n)) for n, one in enumerate(waiting)]
     assert set(names(decide(distinct))) == set(names(decide(distinct[::-1])))
+
+
+def test_a_batch_is_cut_to_what_fits() -> None:
+    """The governor's word on chunks like the leader bounds the batch; none means that it waits, leader and all."""
+    waiting = tuple(chunk(f"c{i}") for i in range(8))
+    for room, size in ((3, 3), (0, 0), (100, 8)):
+        decision = plan(
+            waiting,
+            10.0,
+            BatchLimits(),
+            max_items=16,
+            max_window_s=1000.0,
+            more_coming=False,
+            room=lambda leader, room=room: room,
+        )
+        assert len(decision.batch) == size
+
+
+def test_what_fits_counts_beside_what_runs() -> None:
+    """Of chunks that may join, the governor's word is a number of newcomers, the level's a number of all."""
+    running = tuple(chunk(f"r{i}") for i in range(4))
+    waiting = tuple(chunk(f"c{i}") for i in range(8))
+    for most, room, size in ((16, 3, 3), (6, 3, 2), (4, 3, 0)):
+        decision = plan(
+            waiting,
+            10.0,
+            BatchLimits(reserve=0.0),
+            max_items=most,
+            max_window_s=1000.0,
+            more_coming=False,
+            running=running,
+            room=lambda leader, room=room: room,
+        )
+        assert len(decision.batch) == size

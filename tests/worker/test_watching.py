@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.protocol import ChunkDone, ChunkFailed, Loaded, Sample, StepDone, StepStarted
+from engine.protocol import ChunkDone, ChunkFailed, Loaded, Rung, Sample, Shape, StepDone, StepStarted
 from worker import canary
 from worker.assembler import WaitingChunk
 from worker.awake import Awake, command
@@ -25,7 +26,8 @@ from worker.usage import CpuReader, IoregReader, parse_ioreg
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "macos"
 NOTHING = Sample(0, 0, 0, 0)
-MODEL = Loaded("tiny.en", 0.1, 1, 32, 384, ("en",), can_translate=False)
+SHAPE = Shape(4, 4, 384, 51_864, 4, 2)
+MODEL = Loaded("tiny.en", 0.1, 1, 32, 384, ("en",), False, SHAPE, (Rung(32, 1, 0, 0),))
 
 
 # --- pace -------------------------------------------------------------------------------------------
@@ -298,8 +300,8 @@ def test_the_device_is_not_part_of_the_key() -> None:
     keys = {
         best_key("h", MODEL, "mlx"),
         best_key("i", MODEL, "mlx"),
-        best_key("h", Loaded("base", 0.1, 1, 32, 512, ("en",), can_translate=True), "mlx"),
-        best_key("h", Loaded("tiny.en", 0.1, 1, 8, 384, ("en",), can_translate=False), "mlx"),
+        best_key("h", replace(MODEL, model="base", n_audio_state=512), "mlx"),
+        best_key("h", replace(MODEL, bits=8), "mlx"),
         best_key("h", MODEL, "stand-in"),
     }
     assert len(keys) == 5

@@ -117,6 +117,7 @@ def is_static(key: str) -> bool:
         keys.incidents,
         keys.workers,
         keys.sweep,
+        keys.memory,
     )
     # One stream a model and lane, one counter a worker's name.
     return key in fixed or rest.partition(":")[0] in ("stream", "life")

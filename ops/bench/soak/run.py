@@ -30,7 +30,7 @@ from queueing.keys import Keys
 MODEL = "tiny.en"
 TOTAL = 16_000_000_000
 HELD = FakeConfig(memory_total=TOTAL, base_bytes=int(0.85 * 0.75 * TOTAL))
-"""Memory at level "queue" from the start: a worker that is ready and has no credits."""
+"""At rest the engine holds so much that the budget is too small: the worker lives, and takes nothing."""
 QUICK = FakeConfig(step_s=0.0, decode_steps=1)
 KEYS = Keys(stack.QUEUE)
 READY_S = 90.0
@@ -147,6 +147,7 @@ class Soak:
             **fake.environment(),
             "DECIBATCH_ENGINE_COMMAND": f"{sys.executable} -m engine.fake",
             "DECIBATCH_WORKER_NAME": name,
+            "DECIBATCH_MEMORY_MIN_BITS": "0",
         }
         log = self._folder / f"{name}.log"
         env = stack.environment(self._url, MODEL, self._folder / name, settings)
@@ -154,14 +155,15 @@ class Soak:
             command = [sys.executable, "-m", "decibatch", "worker"]
             worker = Guarded(command, output=output, grace_s=GRACE_S, env=env)
         try:
-            self._wait_ready(worker, log, name)
+            self._wait_settled(worker, log, name)
             yield worker, log
         finally:
             worker.stop()
 
-    def _wait_ready(self, worker: Guarded, log: Path, name: str) -> None:
+    def _wait_settled(self, worker: Guarded, log: Path, name: str) -> None:
+        """Until it works, or says that it is short of memory."""
         until = time.monotonic() + READY_S
-        while not any(one.worker == name and one.working for one in health.read(self._url, stack.QUEUE)):
+        while not any(one.worker == name and _settled(one) for one in health.read(self._url, stack.QUEUE)):
             _check(worker, log)
             if time.monotonic() > until:
                 raise Trouble(f"The worker was not ready within {READY_S:.0f} s: {stack.last_lines(log)}")
@@ -224,6 +226,10 @@ class Soak:
         """Keys that go by themselves, but for those that tell a worker's lives apart: they stay for a month."""
         lives = self.redis.exists(KEYS.life("idle"), KEYS.life("busy"))
         return int(self.redis.info("keyspace").get("db0", {}).get("expires", 0)) - int(lives)
+
+
+def _settled(worker: health.WorkerHealth) -> bool:
+    return worker.working or "budget_too_small" in worker.reasons
 
 
 def _check(worker: Guarded, log: Path) -> None:

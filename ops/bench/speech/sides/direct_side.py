@@ -23,7 +23,7 @@ def main(told: str) -> None:
 
     given = json.loads(told)
     backend, ready = device.start(EngineConfig(aliases=given["models"], cache_dir=given["cache"]))
-    session = backend.load(given["model"]).session
+    session = backend.load(given["model"], None).session
     with tempfile.TemporaryDirectory(prefix="decibatch-direct-") as name:
         spool = Path(name) / "samples"
 
