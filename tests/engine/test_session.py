@@ -416,7 +416,7 @@ from engine.config import EngineConfig
 backend, _ = device.start(EngineConfig(aliases={"tiny.en": sys.argv[1]}))
 import mlx.core as mx, mlx.nn as nn
 assert abs(nn.silu(mx.ones(3)).sum().item() - 2.1931758) < 1e-5
-assert backend.load("tiny.en").loaded.bits == 32
+assert backend.load("tiny.en", None).loaded.bits == 32
 print("works")
 """
 
