@@ -505,7 +505,6 @@ class Daemon:
             case Sample():
                 self._govern(event)
             case StepDone():
-                self._dispatcher.steps.append(event)
                 self._steplog.write(event, self._governor.level.name.lower())
                 self._govern(event.sample)
             case Partial():
