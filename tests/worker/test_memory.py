@@ -50,7 +50,7 @@ async def _used_after_rounds(daemon: Daemon, url: str, count: int) -> list[int]:
 
 
 def test_a_worker_forgets_its_jobs(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once its records of the last minutes are full, worker and client hold as many objects after more jobs as before."""
+    """Once its records of the last minutes are full, worker and client hold no more objects after more jobs."""
     monkeypatch.setattr(worker.daemon, "MediaSupervisor", StandInMedia)
     # Records that are bounded, but by more jobs than a test has time for.
     monkeypatch.setattr(worker.stats, "MAX_JOBS", 16)

@@ -15,7 +15,7 @@ SAMPLE_S = 0.25
 SETTLED_MB = 2.0
 """By how much the last quarter of a flat curve may lie above its first: an allocator's page or two, not a leak."""
 LEAK_MB = 1.0
-"""For each :data:`PER_JOBS` jobs, from which on it is a leak: 100 bytes a job, less than one forgotten id in a table."""
+"""For each :data:`PER_JOBS` jobs, from which on it is a leak: 100 bytes a job, less than one id left in a table."""
 PER_JOBS = 10_000
 TELLING_JOBS = 5_000
 """Over fewer jobs a page of 4 KB looks like a leak."""
@@ -48,9 +48,7 @@ class Curve:
     @property
     def flat(self) -> bool:
         slope = self.mb_per_10k_jobs
-        return (
-            len(self.samples) > 0 and self.growth_mb <= SETTLED_MB and (slope is None or slope <= LEAK_MB)
-        )
+        return len(self.samples) > 0 and self.growth_mb <= SETTLED_MB and (slope is None or slope <= LEAK_MB)
 
     def as_row(self) -> dict[str, Any]:
         """For the report."""
