@@ -537,7 +537,6 @@ class Daemon:
     def _handle(self, event: Event) -> None:
         match event:
             case StepDone():
-                self._dispatcher.steps.append(event)
                 self._steplog.write(event, self._governor.level.name.lower())
             case Partial():
                 self._publish_partial(event)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.protocol import BatchDone, Cancel, ChunkFailed, Dispatch, StepDone
+from engine.protocol import BatchDone, Cancel, ChunkFailed, Dispatch
 from worker.assembler import BatchLimits, WaitingChunk, default_window_s, plan, row_of
 from worker.governor import Governor
 from worker.keeper import EngineKeeper
@@ -56,7 +56,6 @@ class Dispatcher:
         self._numbers = itertools.count(1)
         self._changed = asyncio.Event()
         self.batch_sizes: deque[int] = deque(maxlen=1024)
-        self.steps: deque[StepDone] = deque(maxlen=1024)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -14,7 +14,7 @@ from ops.exits import Exit
     "--run",
     "run_jobs",
     type=click.IntRange(min=1),
-    default=5_000,
+    default=30_000,
     show_default=True,
     help="Jobs that a worker does, at least; the rest is cancelled.",
 )

@@ -15,6 +15,8 @@ from queueing.keys import Keys
 KEYS = Keys("main")
 FLAT = Curve(tuple((float(n), 50_000_000) for n in range(40)))
 GROWING = Curve(tuple((float(n), 50_000_000 + 200_000 * n) for n in range(40)))
+LEAKING = Curve(tuple((float(n), 50_000_000 + 40_000 * n) for n in range(40)), jobs=10_000)
+"""Grows by 1.6 MB, less than an allocator might; over so many jobs it is 160 bytes a job."""
 GOOD = Report(
     jobs=1000,
     submitted=1000,
@@ -64,14 +66,24 @@ def test_what_is_good_passes() -> None:
         (replace(GOOD, idle=GROWING), "idle"),
         (replace(GOOD, idle=Curve(())), "idle"),
         (replace(GOOD, running=GROWING), "working"),
+        (replace(GOOD, running=LEAKING), "working"),
         (replace(GOOD, keys_left=(KEYS.job("j"),)), "keys"),
         (replace(GOOD, server=Server(1_000_000, 2_000_000, 4_000_000)), "given back"),
     ],
-    ids=["refused", "lost", "counter", "bytes", "idle", "unread", "running", "keys", "memory"],
+    ids=["refused", "lost", "counter", "bytes", "idle", "unread", "running", "leaking", "keys", "memory"],
 )
 def test_each_failing_is_told(bad: Report, word: str) -> None:
     """Whatever does not hold is named, so that a soak can fail."""
     assert any(word in sentence for sentence in bad.failings)
+
+
+def test_a_slope_is_told_over_many_jobs_only() -> None:
+    """Growth is reckoned to 10,000 jobs, and not where fewer than 5,000 were done."""
+    assert LEAKING.as_row()["mb_per_10k_jobs"] == pytest.approx(1.56)
+    assert replace(LEAKING, jobs=20_000).as_row()["mb_per_10k_jobs"] == pytest.approx(0.78)
+    assert replace(LEAKING, jobs=20_000).flat
+    assert replace(LEAKING, jobs=4_999).as_row()["mb_per_10k_jobs"] is None
+    assert "mb_per_10k_jobs" not in FLAT.as_row()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ KEYS = Keys(stack.QUEUE)
 READY_S = 90.0
 GRACE_S = 30.0
 POLL_S = 0.2
-WARM_SHARE = 0.25
-"""Of the jobs that are run: before that the worker's pools and buffers grow to their size."""
+WARM_SHARE = 0.5
+"""Of the jobs that are run: before that the worker's pools, buffers and records of the last minutes grow to their size
+(the last of them, 4,096 steps and 300 s, after some 10,000 jobs)."""
 EXPIRY_S = 300.0
 """How long the server may take to drop what has expired, beyond the time to live."""
 RUN_JOBS_PER_S = 10.0
@@ -49,7 +50,7 @@ class Order:
     """What is to be run."""
 
     jobs: int = 1_000_000
-    run: int = 5_000
+    run: int = 30_000
     """Jobs that a worker does; the rest is cancelled."""
     seed: int = 1
     clients: int = 2
@@ -202,9 +203,10 @@ class Soak:
         wanted, warm = self._order.run, int(WARM_SHARE * self._order.run)
         with self._worker("busy", QUICK) as (worker, log), self._phase("run"):
             self._wait_done(warm, worker, log)
+            before = self._done()
             with Sampler(worker.pid) as sampler:
                 self._wait_done(wanted, worker, log)
-                curve = sampler.curve()
+                curve = replace(sampler.curve(), jobs=self._done() - before)
         return curve
 
     def _wait_done(self, count: int, worker: Guarded, log: Path) -> None:
