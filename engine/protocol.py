@@ -61,6 +61,8 @@ class ChunkRequest:
     """First sample."""
     samples: int
     options: DecodeOptions = field(default_factory=DecodeOptions)
+    urgent: bool = False
+    """Goes before those that are not. What it gives is the same."""
 
     @property
     def duration_s(self) -> float:

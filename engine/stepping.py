@@ -43,6 +43,10 @@ class Schedule:
     """The same while rows are decoded: bounds how long they are held up. One window always fits."""
     decode_steps: int = 4
     """Decoder steps that running rows get between two encoder steps."""
+    patient_s: float = 30.0
+    """As *encode_s*, for chunks that are not urgent: bounds how long an urgent one that comes waits for them."""
+    patient_share: float = 0.2
+    """Of the time of late, what chunks that are not urgent get at least while urgent ones have work too."""
 
 
 class Session(Protocol):

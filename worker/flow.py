@@ -290,6 +290,7 @@ class JobFlow:
                     offset=piece.offset,
                     samples=piece.samples,
                     options=options,
+                    urgent=is_urgent(job.lane, len(audio.pieces)),
                 ),
                 lane=job.lane,
                 ready_at=held.ready_at,
@@ -331,6 +332,11 @@ class JobFlow:
 def given_up(why: str) -> Outcome:
     """What becomes of a job that was abandoned: see :attr:`HeldJob.abandon`."""
     return HandBack() if why == "handback" else Dropped(why)
+
+
+def is_urgent(lane: Lane, pieces: int) -> bool:
+    """Whether the engine should take the pieces of a job before others: somebody waits for them, or they are few."""
+    return lane is Lane.INTERACTIVE or (lane is Lane.NORMAL and pieces == 1)
 
 
 def decode_options(job: Job) -> DecodeOptions:

@@ -3,9 +3,10 @@
 ``step()`` makes one call to the encoder or one to the decoder, so that a cancellation takes effect between two
 of them, and rows join and leave at any step. A row holds one of a bounded number of slots from its encoder step to
 its end; the next one that waits takes it in the step after. While rows are decoded, encoder steps are small and
-come between decoder steps (:class:`engine.stepping.Schedule`). What a row gives depends on its chunk and options alone
-(invariant I8): rows are never padded against each other, windows come from the chunk's own duration, and
-sampling is seeded by the chunk's own samples.
+come between decoder steps. Urgent chunks run in a batch of their own, and have most of the time while there are any:
+a long file does not slow a short one down (:class:`engine.stepping.Schedule`). What a row gives depends on its chunk
+and options alone (invariant I8): rows are never padded against each other, windows come from the chunk's own duration,
+and sampling is seeded by the chunk's own samples.
 
 A chunk takes one row or more: a decode that looks wrong is tried again in a window of 30 s, then at higher
 temperatures; a decode that ends before its audio does is followed by another over the rest.
@@ -14,6 +15,7 @@ temperatures; a decode that ends before its audio does is followed by another ov
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import mlx.core as mx
@@ -23,7 +25,7 @@ from engine import spool, windows
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions
 from engine.stepping import Kind, Outcome, Schedule, StepPlan
 from engine.whisper import aligning, audio, rules, transcript
-from engine.whisper.kernels import Cache, compacted
+from engine.whisper.lanes import Lane, spend
 from engine.whisper.model import Whisper
 from engine.whisper.rows import Row, Task, search_of, tried_again
 from engine.whisper.search import MAX_BEAM, MAX_BEST_OF
@@ -42,6 +44,7 @@ class WhisperSession:
     :param tokenizer: of the same folder.
     :param window_frames: encoder frames of the window of a chunk of so many seconds. Others than the default are for
         measurements and comparisons.
+    :param clock: monotonic seconds.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class WhisperSession:
         tokenizer: Tokenizer,
         schedule: Schedule | None = None,
         window_frames: Callable[[float], int] = windows.window_frames,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -57,14 +61,9 @@ class WhisperSession:
         self._rules = rules.LogitRules(tokenizer)
         self._heads = model.alignment_heads
         self._schedule = schedule or Schedule()
-        self._decoder_steps = 0
-        """Since the last encoder step."""
+        self._clock = clock
         self._arriving: list[ChunkRequest] = []
-        self._waiting: list[Row] = []
-        self._encoded: list[Row] = []
-        self._running: list[Row] = []
-        self._aligning: list[Row] = []
-        self._cache: Cache | None = None
+        self._urgent, self._patient = self._lanes = (Lane(urgent=True), Lane(urgent=False))
         self._outcomes: list[Outcome] = []
 
     # --- joining and leaving -------------------------------------------------------------
@@ -103,9 +102,7 @@ class WhisperSession:
 
     def abandon(self) -> list[ChunkRequest]:
         """Drop all rows and return their chunks, unanswered."""
-        left = self._leave(None)
-        self._cache = None
-        return left
+        return self._leave(None)
 
     def take(self) -> list[Outcome]:
         """Outcomes since the last call."""
@@ -115,12 +112,12 @@ class WhisperSession:
     @property
     def busy(self) -> bool:
         """Whether :meth:`step` has something to do."""
-        return bool(self._arriving or self._waiting or self._encoded or self._running or self._aligning)
+        return bool(self._arriving or any(lane.rows for lane in self._lanes))
 
     def texts(self) -> list[tuple[ChunkRequest, str]]:
         """Text so far of each chunk that is being decoded."""
         found = []
-        for row in self._running:
+        for row in (row for lane in self._lanes for row in lane.running):
             tokens = list(row.search.best().tokens) if row.search is not None else []
             so_far = "".join(segment.text for segment in row.task.segments) + self.tokenizer.decode(tokens)
             # A character may still lack some of its bytes.
@@ -133,20 +130,11 @@ class WhisperSession:
         def goes(request: ChunkRequest) -> bool:
             return names is None or request.id in names
 
-        rows = [*self._waiting, *self._encoded, *self._running, *self._aligning]
         gone = [request for request in self._arriving if goes(request)]
-        gone += [row.task.request for row in rows if goes(row.task.request)]
         self._arriving = [request for request in self._arriving if not goes(request)]
-        self._waiting = [row for row in self._waiting if not goes(row.task.request)]
-        self._encoded = [row for row in self._encoded if not goes(row.task.request)]
-        self._aligning = [row for row in self._aligning if not goes(row.task.request)]
-        index: list[int] = []
-        at = 0
-        for row in self._running:
-            stop = at + len(row.lines)
-            index += [] if goes(row.task.request) else range(at, stop)
-            at = stop
-        self._keep([row for row in self._running if not goes(row.task.request)], index, at)
+        for lane in self._lanes:
+            gone += [row.task.request for row in lane.rows if goes(row.task.request)]
+            lane.drop(lambda row: goes(row.task.request))
         return gone
 
     # --- stepping --------------------------------------------------------------------------
@@ -154,14 +142,8 @@ class WhisperSession:
     def plan(self) -> StepPlan | None:
         """What :meth:`step` would do now; None when there is nothing left. Reads the chunks that arrived."""
         self._admit()
-        if encoding := self._next_to_encode():
-            return self._plan("encode", encoding)
-        if undetected := self._undetected():
-            return self._plan("detect", undetected)
-        if self._aligning:
-            return self._plan("align", self._aligning[: aligning.MAX_ROWS])
-        rows = self._next_to_open() or self._running
-        return self._plan("decode", rows) if rows else None
+        found = self._turn()
+        return self._plan(found[1], found[2]) if found else None
 
     def step(self) -> None:
         """Run one step. Outcomes wait for :meth:`take`.
@@ -169,19 +151,53 @@ class WhisperSession:
         :raises Exception: what MLX raises; the session is then good for :meth:`abandon` alone.
         """
         self._admit()
-        if encoding := self._next_to_encode():
-            self._encode(encoding)
-            self._decoder_steps = 0
+        found = self._turn()
+        if found is None:
             return
-        self._decoder_steps += 1
-        if undetected := self._undetected():
-            self._detect(undetected)
-        elif self._aligning:
-            self._align(self._aligning[: aligning.MAX_ROWS])
-        elif opening := self._next_to_open():
-            self._open(opening)
-        elif self._running:
-            self._advance()
+        lane, kind, rows = found
+        began = self._clock()
+        self._run(lane, kind, rows)
+        spend(self._clock() - began, lane, self._lanes)
+
+    def _turn(self) -> tuple[Lane, Kind, list[Row]] | None:
+        """The lane whose turn it is, and what it does. A lane that waits for the other's slots lets it pass."""
+        share = self._schedule.patient_share
+        spent = self._urgent.seconds + self._patient.seconds
+        first = self._patient if self._patient.seconds < share * spent else self._urgent
+        for lane in sorted(self._lanes, key=lambda one: one is not first):
+            work = self._work(lane)
+            if work is not None:
+                return lane, *work
+        return None
+
+    def _work(self, lane: Lane) -> tuple[Kind, list[Row]] | None:
+        """What a lane's next step is, over which of its rows."""
+        if encoding := self._next_to_encode(lane):
+            return "encode", encoding
+        if undetected := [row for row in lane.encoded if row.task.language is None]:
+            return "detect", undetected
+        if lane.aligning:
+            return "align", lane.aligning[: aligning.MAX_ROWS]
+        rows = self._next_to_open(lane) or lane.running
+        return ("decode", rows) if rows else None
+
+    def _run(self, lane: Lane, kind: Kind, rows: list[Row]) -> None:
+        if kind == "encode":
+            self._encode(lane, rows)
+            lane.decoder_steps = 0
+            return
+        lane.decoder_steps += 1
+        if kind == "detect":
+            self._detect(lane, rows)
+        elif kind == "align":
+            self._align(lane, rows)
+        elif rows is lane.running:
+            self._advance(lane)
+        else:
+            self._open(lane, rows)
+
+    def _lane(self, task: Task) -> Lane:
+        return self._urgent if task.request.urgent else self._patient
 
     def _plan(self, kind: Kind, rows: Sequence[Row]) -> StepPlan:
         return StepPlan(
@@ -192,7 +208,7 @@ class WhisperSession:
             audio_s=sum(min(row.length_s, row.window_s) for row in rows),
             padded_s=sum(row.window_s for row in rows),
             slots=self._schedule.slots,
-            waiting=len(self._waiting),
+            waiting=sum(len(lane.waiting) for lane in self._lanes),
         )
 
     def _admit(self) -> None:
@@ -209,7 +225,7 @@ class WhisperSession:
             mel = audio.log_mel(samples, self.model.dims.n_mels)
             language = request.options.language if self.tokenizer.multilingual else "en"
             task = Task(request, samples, mel, language, self._context(request.options))
-            self._waiting.append(self._row(task, 0))
+            self._lane(task).waiting.append(self._row(task, 0))
 
     def _row(self, task: Task, start: int, tail: bool = False) -> Row:
         rest_s = max(0.0, task.request.duration_s - start / audio.MEL_FRAMES_PER_SECOND)
@@ -221,16 +237,18 @@ class WhisperSession:
         left = math.inf if asked is None else asked - task.tokens
         return Row(task, start, window, int(min(cap, left)), cap_is_asked=left <= cap, tail=tail)
 
-    def _next_to_encode(self) -> list[Row]:
+    def _next_to_encode(self, lane: Lane) -> list[Row]:
         """Waiting rows for the encoder's turn, if it is its turn: those that came first, as many as it may hold."""
         schedule = self._schedule
-        held = [*self._encoded, *self._running, *self._aligning]
+        held = [row for one in self._lanes for row in one.held]
         free = schedule.slots - sum(row.width for row in held)
-        if self._running and self._decoder_steps < schedule.decode_steps:
+        if lane.running and lane.decoder_steps < schedule.decode_steps:
             return []
-        limit_s = schedule.encode_beside_s if self._running else schedule.encode_s
+        beside = lane.running or self._urgent.running
+        alone_s = schedule.encode_s if lane.urgent else schedule.patient_s
+        limit_s = schedule.encode_beside_s if beside else alone_s
         rows: list[Row] = []
-        for row in self._waiting:
+        for row in lane.waiting:
             if rows and sum(other.window_s for other in rows) + row.window_s > limit_s:
                 break
             # A search wider than there are slots must be able to run, by itself.
@@ -240,19 +258,16 @@ class WhisperSession:
             rows.append(row)
         return rows
 
-    def _encode(self, rows: list[Row]) -> None:
+    def _encode(self, lane: Lane, rows: list[Row]) -> None:
         for window in sorted({row.window for row in rows}):
             alike = [row for row in rows if row.window == window]
             mel = np.stack([audio.window(row.task.mel, row.start, 2 * window) for row in alike])
             for row, features in zip(alike, self.model.encode(mx.array(mel)), strict=True):
                 row.features = features
-        self._waiting = [row for row in self._waiting if row not in rows]
-        self._encoded += rows
+        lane.waiting = [row for row in lane.waiting if row not in rows]
+        lane.encoded += rows
 
-    def _undetected(self) -> list[Row]:
-        return [row for row in self._encoded if row.task.language is None]
-
-    def _detect(self, rows: list[Row]) -> None:
+    def _detect(self, lane: Lane, rows: list[Row]) -> None:
         """The likeliest language token after the start (Whisper's ``detect_language``)."""
         cache = self.model.cache([row.features for row in rows])
         logits = self.model.decode([[self.tokenizer.sot]] * len(rows), cache, [0])[:, 0]
@@ -260,35 +275,35 @@ class WhisperSession:
         columns = np.array([self.tokenizer.language_tokens[code] for code in codes])
         for row, scores in zip(rows, logits[:, columns], strict=True):
             if not np.isfinite(scores).all():
-                self._encoded.remove(row)
+                lane.encoded.remove(row)
                 self._fail_numeric(row)
                 continue
             row.task.language = codes[int(scores.argmax())]
 
-    def _next_to_open(self) -> list[Row]:
+    def _next_to_open(self, lane: Lane) -> list[Row]:
         """Encoded rows whose opening tokens are as many as the first one's, so that none is padded."""
-        for row in self._encoded:
+        for row in lane.encoded:
             if not row.opening:
                 options = row.task.request.options
                 start = self.tokenizer.start(row.task.language or "en", options.task, options.timestamps)
                 row.opening = row.task.prompt + start
                 row.cap = max(1, min(row.cap, self.model.dims.n_text_ctx - len(row.opening)))
-        shapes = [(len(row.opening), len(row.task.prompt)) for row in self._encoded]
-        return [row for row, shape in zip(self._encoded, shapes, strict=True) if shape == shapes[0]]
+        shapes = [(len(row.opening), len(row.task.prompt)) for row in lane.encoded]
+        return [row for row, shape in zip(lane.encoded, shapes, strict=True) if shape == shapes[0]]
 
-    def _open(self, rows: list[Row]) -> None:
+    def _open(self, lane: Lane, rows: list[Row]) -> None:
         """First decoder call of rows: their opening tokens at once. They then join the running batch."""
         cache = self.model.cache([row.features for row in rows])
         sot = len(rows[0].task.prompt)
         at = sorted({sot, len(rows[0].opening) - 1})
         logits = self.model.decode([row.opening for row in rows], cache, at)
-        self._encoded = [row for row in self._encoded if row not in rows]
-        held = sum(len(row.lines) for row in self._running)
-        if self._cache is None:
-            self._cache = cache
+        lane.encoded = [row for row in lane.encoded if row not in rows]
+        held = sum(len(row.lines) for row in lane.running)
+        if lane.cache is None:
+            lane.cache = cache
         else:
-            self._cache.append(cache)
-        going, index = list(self._running), list(range(held))
+            lane.cache.append(cache)
+        going, index = list(lane.running), list(range(held))
         for i, row in enumerate(rows):
             try:
                 row.no_speech_prob = rules.probability(logits[i, 0], self.tokenizer.no_speech)
@@ -300,43 +315,24 @@ class WhisperSession:
             if parents:
                 going.append(row)
                 index += [held + i] * len(parents)
-        self._keep(going, index, held + len(rows))
+        lane.keep(going, index, held + len(rows))
 
-    def _advance(self) -> None:
+    def _advance(self, lane: Lane) -> None:
         """One token for every line of every running row."""
-        assert self._cache is not None
-        tokens = [[line.tokens[-1]] for row in self._running for line in row.lines]
-        logits = self.model.decode(tokens, self._cache, [0])[:, 0]
+        assert lane.cache is not None
+        tokens = [[line.tokens[-1]] for row in lane.running for line in row.lines]
+        logits = self.model.decode(tokens, lane.cache, [0])[:, 0]
         going: list[Row] = []
         index: list[int] = []
         at = 0
-        for row in self._running:
+        for row in lane.running:
             stop = at + len(row.lines)
             parents = self._choose(row, logits[at:stop])
             if parents:
                 going.append(row)
                 index += [at + parent for parent in parents]
             at = stop
-        self._keep(going, index, at)
-
-    def _keep(self, going: list[Row], index: Sequence[int], held: int) -> None:
-        """Go on with these rows only, so that the rest cost nothing.
-
-        :param index: the cache's row that each of their lines goes on from.
-        :param held: rows that the cache has.
-        """
-        self._running = going
-        if not index:
-            self._cache = None
-            return
-        order = list(index)
-        if len(going) == len(order):
-            # Each has one line: those that left are replaced by the last ones, and the others stay where they are.
-            order = compacted(order)
-            row_at = dict(zip(index, going, strict=True))
-            self._running = [row_at[place] for place in order]
-        if self._cache is not None and order != list(range(held)):
-            self._cache.keep(order)
+        lane.keep(going, index, at)
 
     def _choose(self, row: Row, logits: rules.FloatArray) -> tuple[int, ...]:
         """Give each line of a row its next token. Returns the lines that those which go on come from."""
@@ -360,18 +356,19 @@ class WhisperSession:
 
     def _judge(self, row: Row) -> None:
         """Take a decode, or try its audio again (Whisper paper, section 4.5)."""
+        lane = self._lane(row.task)
         if self._is_silent(row):
             self._settle(row, heard=False)
         elif not self._looks_wrong(row):
             self._take(row)
         elif row.window < windows.BUCKET_FRAMES[-1]:
-            self._waiting.append(tried_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
+            lane.waiting.append(tried_again(row, window=windows.BUCKET_FRAMES[-1], attempt=row.attempt))
         elif row.tail:
             self._settle(row, heard=False)
         elif row.attempt + 1 < len(row.task.request.options.temperatures):
             again = tried_again(row, window=row.window, attempt=row.attempt + 1)
             again.features = row.features
-            self._encoded.append(again)
+            lane.encoded.append(again)
         else:
             self._take(self._least_wrong([*row.rejected, row]))
 
@@ -379,11 +376,11 @@ class WhisperSession:
         """Settle a decode, once its words have times where they are asked for."""
         row.reading = self._read(row)
         if row.task.request.options.words and row.reading.segments:
-            self._aligning.append(row)
+            self._lane(row.task).aligning.append(row)
         else:
             self._settle(row, heard=True)
 
-    def _align(self, rows: list[Row]) -> None:
+    def _align(self, lane: Lane, rows: list[Row]) -> None:
         """Find the times of the words of these rows, together."""
         spoken = []
         for row in rows:
@@ -396,7 +393,7 @@ class WhisperSession:
                 )
             )
         found = aligning.add_words(self.model, self.tokenizer, self._heads, spoken)
-        self._aligning = [row for row in self._aligning if row not in rows]
+        lane.aligning = [row for row in lane.aligning if row not in rows]
         for row, reading in zip(rows, found, strict=True):
             if isinstance(reading, rules.NumericFailure):
                 self._fail_numeric(row)
@@ -451,7 +448,7 @@ class WhisperSession:
         if following is None:
             self._answer(task, row)
         else:
-            self._waiting.append(following)
+            self._lane(task).waiting.append(following)
 
     def _read(self, row: Row) -> transcript.Reading:
         read = transcript.read_tokens if row.task.request.options.timestamps else transcript.read_untimed

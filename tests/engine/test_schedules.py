@@ -6,7 +6,7 @@ The model is a small Whisper of random weights, so that many schedules can be pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,9 +116,12 @@ def play(small: Any, tokenizer: Any, ask: Any, clip: Any) -> Iterator[Any]:
     from engine.whisper.session import WhisperSession
 
     def run(
-        joining: list[tuple[int, int]], schedule: Schedule, cancelled: dict[int, int] | None = None
+        joining: list[tuple[int, int]],
+        schedule: Schedule,
+        cancelled: dict[int, int] | None = None,
+        urgent: Collection[int] = (),
     ) -> dict[int, Heard]:
-        """*joining*: (step, spec) of each chunk; *cancelled*: step at which a chunk is taken out."""
+        """*joining*: (step, spec) of each chunk; *cancelled*: step at which one is taken out; *urgent*: which are."""
         session = WhisperSession(small, tokenizer, schedule)
         close: list[int] = [0]
         choose = session._rules.choose
@@ -151,13 +154,14 @@ def play(small: Any, tokenizer: Any, ask: Any, clip: Any) -> Iterator[Any]:
                 number, (_, spec) = left.pop(0)
                 chosen = SPECS[spec]
                 audio = clip("two_cities", chosen.start, chosen.start + chosen.seconds)
-                session.add([ask(str(number), audio, **dict(chosen.options))])
+                request = ask(str(number), audio, **dict(chosen.options))
+                session.add([replace(request, urgent=number in urgent)])
             for number, at in (cancelled or {}).items():
                 if at == step:
                     session.cancel([str(number)])
             plan = session.plan()
             if plan is not None:
-                assert len(session._encoded) + len(session._running) <= schedule.slots
+                assert sum(len(lane.held) for lane in session._lanes) <= schedule.slots
                 session.step()
             outcomes += session.take()
             step += 1
@@ -191,6 +195,8 @@ schedules = st.builds(
     encode_s=st.sampled_from([1.0, 40.0, 64.0]),
     encode_beside_s=st.sampled_from([1.0, 30.0]),
     decode_steps=st.integers(0, 5),
+    patient_s=st.sampled_from([1.0, 64.0]),
+    patient_share=st.sampled_from([0.0, 0.2, 0.9]),
 )
 
 
@@ -199,6 +205,7 @@ schedules = st.builds(
     st.lists(st.tuples(st.integers(0, 25), st.integers(0, len(SPECS) - 1)), min_size=1, max_size=7),
     schedules,
     st.dictionaries(st.integers(0, 6), st.integers(0, 25), max_size=2),
+    st.sets(st.integers(0, 6)),
 )
 def test_any_schedule_gives_what_a_chunk_gives_alone(
     play: Any,
@@ -206,9 +213,10 @@ def test_any_schedule_gives_what_a_chunk_gives_alone(
     joining: list[tuple[int, int]],
     schedule: Schedule,
     cancelled: dict[int, int],
+    urgent: set[int],
 ) -> None:
-    """Whenever rows join, leave or are cancelled, in however few slots: each result is the result alone."""
-    heard = play(joining, schedule, cancelled)
+    """Whenever rows join, leave or are cancelled, urgent or not, in however few slots: each result is that alone."""
+    heard = play(joining, schedule, cancelled, urgent)
     close, differing = 0, []
     for number, (_, spec) in enumerate(joining):
         outcome = heard[number].outcome
@@ -221,6 +229,54 @@ def test_any_schedule_gives_what_a_chunk_gives_alone(
         if not same(outcome, alone[spec].outcome):
             differing.append(number)
     assert len(differing) <= close, f"{differing} differ, and {close} choices were close"
+
+
+class Clock:
+    """A step of either lane takes half a second."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.5
+        return self.now
+
+
+def test_urgent_chunks_have_most_of_the_time(small: Any, tokenizer: Any, ask: Any, clip: Any) -> None:
+    """An urgent chunk that comes while others run has its steps at once, and four of five from then on at most."""
+    from engine.whisper.session import WhisperSession
+
+    session = WhisperSession(small, tokenizer, Schedule(patient_share=0.2), clock=Clock())
+    long = {"max_tokens": 60, "temperatures": (0.0,)}
+    session.add([ask(f"patient{n}", clip("two_cities", n, n + 3.0), **long) for n in range(3)])
+    for _ in range(12):
+        assert session.plan() is not None
+        session.step()
+    session.add([replace(ask("urgent", clip("two_cities", 0, 2.0), **long), urgent=True)])
+    turns = []
+    for _ in range(30):
+        turns.append(session.plan().chunks == ("urgent",))
+        session.step()
+    assert turns[:12] == [True] * 12
+    assert 0.15 <= turns[20:].count(False) / len(turns[20:]) <= 0.3
+
+
+def test_a_lane_without_a_slot_lets_the_other_go_on(small: Any, tokenizer: Any, ask: Any, clip: Any) -> None:
+    """With one slot, held by a chunk that is not urgent, an urgent one waits for it and nothing stands still."""
+    from engine.whisper.session import WhisperSession
+
+    session = WhisperSession(small, tokenizer, Schedule(slots=1))
+    session.add([ask("patient", clip("two_cities", 0, 2.0), max_tokens=5, temperatures=(0.0,))])
+    while not session.texts():
+        assert session.plan() is not None
+        session.step()
+    session.add([replace(ask("urgent", clip("two_cities", 0, 2.0)), urgent=True)])
+    assert session.plan().chunks == ("patient",)
+    answered = []
+    while session.busy:
+        if session.plan() is not None:
+            session.step()
+        answered += [outcome.chunk for outcome in session.take()]
+    assert answered == ["patient", "urgent"]
 
 
 def test_a_cancelled_row_gives_its_slot_to_the_next(small: Any, tokenizer: Any, ask: Any, clip: Any) -> None:
