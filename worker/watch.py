@@ -19,6 +19,7 @@ from engine.protocol import BatchDone, ChunkDone, ChunkFailed, Event, Loaded, St
 from queueing.protocol import Depth, Queue
 from worker.assembler import WaitingChunk
 from worker.awake import Awake
+from worker.bridge import BridgeState
 from worker.canary import BESTS, Bests, Canary, Offer
 from worker.config import WatchConfig, WorkerConfig
 from worker.facts import BatchEnded, BatchSent, EngineEnded, Fact, JobEnded, LevelChanged, StepRan, Witness
@@ -90,6 +91,7 @@ class Watch:
         self._pace = Pace()
         self._shapes: set[tuple[str, int, float]] = set()
         self.canary: Canary | None = None
+        self.bridge: BridgeState | None = None
         self._media_ready = False
         self._loaded: tuple[Loaded, ...] = ()
         self.usage = Usage({})
@@ -184,14 +186,20 @@ class Watch:
 
     def warnings(self) -> list[str]:
         """What an operator should look at, though the worker works."""
-        if self.canary is None:
-            return []
-        slow = [
-            f"slow_engine ({model} at {one.share:.0%} of its own best)"
-            for model, one in self.canary.results.items()
-            if one.slow
-        ]
-        return slow + ([f"canary {self.canary.problem}"] if self.canary.problem else [])
+        said = []
+        if self.canary is not None:
+            said += [
+                f"slow_engine ({model} at {one.share:.0%} of its own best)"
+                for model, one in self.canary.results.items()
+                if one.slow
+            ]
+            said += [f"canary {self.canary.problem}"] if self.canary.problem else []
+        if self.bridge is not None and self.bridge.problem:
+            said.append(f"rq_away ({self.bridge.problem})")
+        if self.depth is not None and self.depth.webhooks_are_late:
+            waits = f"{self.depth.webhooks_waiting} wait, the first for {self.depth.webhooks_overdue_s:.0f} s"
+            said.append(f"webhooks_overdue ({waits}; is DECIBATCH_WEBHOOK_SECRET set on a worker?)")
+        return said
 
     def document(self) -> dict[str, Any]:
         """Part of the worker's health."""

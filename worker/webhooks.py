@@ -36,6 +36,8 @@ HOLD_MARGIN_S = 10.0
 GONE = 410
 """What a receiver answers that wants to hear no more (Standard Webhooks, "Operational considerations")."""
 MAX_HEAD = 16 * 1024
+OUTCOMES = ("delivered", "retried", "given_up")
+"""What became of a try: it was taken, it will be made again, or it was the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,8 @@ class Webhooks:
         self._key = key_of(config.secret)
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-        self.sent = 0
-        self.failed = 0
-        self.dead = 0
+        self.counts = dict.fromkeys(OUTCOMES, 0)
+        """Tries of this worker, by OUTCOMES."""
 
     async def run(self) -> None:
         """Tell until cancelled. What is under way then is told again by somebody when its hold is over."""
@@ -118,15 +119,15 @@ class Webhooks:
             log.exception("webhook failed by our own fault", extra={"job": ended.job_id})
             failure = NotTold(f"the worker failed: {type(exc).__name__}")
         else:
-            self.sent += 1
+            self.counts["delivered"] += 1
             await self._link.insist(self._queue.hook_end("http", ended, "sent"))
             return
-        self.failed += 1
         if failure.final or ended.tries >= config.tries:
-            self.dead += 1
+            self.counts["given_up"] += 1
             log.error("webhook given up", extra={"job": ended.job_id, "tries": ended.tries})
             await self._link.insist(self._queue.hook_end("http", ended, "dead", note=failure.reason))
             return
+        self.counts["retried"] += 1
         pause_s = backoff_s(ended.tries, config.backoff_s, config.cap_s, self._rng.random())
         call = self._queue.hook_end("http", ended, "retry", delay_ms=int(pause_s * 1000), note=failure.reason)
         await self._link.insist(call)

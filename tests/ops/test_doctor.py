@@ -17,6 +17,7 @@ from ops.doctor import machine, server
 from ops.doctor.finding import Finding
 from ops.embedded import EmbeddedServer
 from queueing.connect import connect
+from queueing.protocol import Depth
 
 SETUSER = ("ACL", "SETUSER")
 RIGHTS = ("reset", "on", ">pw", "~decibatch:*", "&decibatch:*", "+@all")
@@ -241,7 +242,7 @@ def test_the_command_on_a_sound_machine(cli: Any, tmp_path: Path) -> None:
     checks = {finding["check"] for finding in told["findings"]}
     assert checks >= {
         *("python", "packages", "mlx", "model", "limits", "disk", "redis", "eviction", "persistence"),
-        *("acl", "clock", "workers", "service"),
+        *("acl", "clock", "workers", "webhooks", "service"),
     }
     assert [finding for finding in told["findings"] if finding["verdict"] == "fail"] == []
     assert told["sound"] is True
@@ -277,5 +278,7 @@ def test_every_finding_that_is_not_sound_has_a_mend() -> None:
         server.persistence({}),
         server.rights(["EVAL"], "app"),
         server.clock(time.time(), 0.0, 0.0),
+        server.webhooks(Depth((), 0, 0, 0, webhooks_waiting=2, webhooks_overdue_s=90.0)),
+        server.webhooks(Depth((), 0, 0, 0, webhooks_given_up=1)),
     ]
     assert all(finding.verdict != "ok" and finding.mend for finding in bad)

@@ -16,6 +16,7 @@ from ops.doctor.run import workers_of
 from ops.embedded import EmbeddedServer
 from ops.health import WorkerHealth
 from queueing.client import Client
+from queueing.job import State
 from tests.support.waiting import wait_until
 from tests.support.watched import Watched, emptied, fetch
 from tests.support.worker_process import WorkerProcess, speech, write_wav
@@ -23,7 +24,8 @@ from worker.pace import FLOOR_S
 
 
 def test_a_stuck_engine_turns_unready_in_seconds(server: EmbeddedServer, tmp_path: Path) -> None:
-    """A step that hangs is told long before its deadline of minutes ends it, over HTTP and in Redis."""
+    """A step that hangs is told long before its deadline of minutes ends it, over HTTP and in Redis; what comes
+    then is left to others."""
     emptied(server)
     worker = WorkerProcess(server.url, tmp_path, fake=FakeConfig(), step_deadline_s=600)
     try:
@@ -39,6 +41,11 @@ def test_a_stuck_engine_turns_unready_in_seconds(server: EmbeddedServer, tmp_pat
         assert fetch(seen.address, "/livez")[0] == 200
         assert seen.scrape()["decibatch_engine_stalled"][()] == 1
         wait_until(lambda: worker.health().get("reasons") == ["engine_stalled"], "told in Redis")
+        with Client(server.url) as client:
+            late = client.submit(write_wav(tmp_path / "c.wav", speech(2.0)))
+            told_ms = worker.health()["at_ms"] + 2000
+            wait_until(lambda: worker.health()["at_ms"] > told_ms, "some looks at the queue later")
+            assert client.status(late).state is State.WAITING
     finally:
         worker.close()
 

@@ -184,6 +184,42 @@ def test_the_failure_is_counted_by_its_code(watched: Watched) -> None:
     assert scrape["decibatch_jobs_total"][("outcome", "failed"),] == 1
 
 
+def test_webhooks_are_counted_by_what_became_of_them(watched: Watched) -> None:
+    """One that was taken, and one whose receiver is gone: counted for the worker, and listed for the queue."""
+    scrape = watched.scrape()
+    counts = {dict(labels)["outcome"]: n for labels, n in scrape["decibatch_webhooks_total"].items()}
+    assert counts == {"delivered": 1, "retried": 0, "given_up": 1}
+    assert scrape["decibatch_queue_webhooks_given_up"][()] == 1
+    assert scrape["decibatch_queue_webhooks_waiting"][()] == 0
+    assert scrape["decibatch_queue_webhooks_overdue_seconds"][()] == 0
+
+
+def test_jobs_of_rq_are_counted_by_what_became_of_them(watched: Watched) -> None:
+    """One that was done, and one that named what there is not: bridged, finished, refused; none is left open."""
+    scrape = watched.scrape()
+    counts = {dict(labels)["outcome"]: n for labels, n in scrape["decibatch_rq_jobs_total"].items()}
+    assert counts == {
+        "bridged": 1,
+        "refused": 1,
+        "put_back": 0,
+        "finished": 1,
+        "failed": 0,
+        "cancelled": 0,
+        "overtaken": 0,
+    }
+    assert (scrape["decibatch_rq_up"][()], scrape["decibatch_queue_rq_open_jobs"][()]) == (1, 0)
+
+
+def test_a_worker_that_does_neither_has_the_series_all_the_same(watched: Watched) -> None:
+    """Without webhooks and bridge the counts stand at 0, so that rules have their series, and up is unknown."""
+    metrics = Metrics()
+    metrics.watch(lambda: {**watched.status(), "webhooks": None, "rq": None})
+    told = metrics.scrape().decode()
+    assert 'decibatch_webhooks_total{outcome="given_up"} 0.0' in told
+    assert 'decibatch_rq_jobs_total{outcome="finished"} 0.0' in told
+    assert "decibatch_rq_up NaN" in told
+
+
 def test_levels_exits_and_slots_are_counted() -> None:
     """What seldom happens is counted as it is told: changes of level, ends of the engine, empty slots."""
     metrics = Metrics()
@@ -220,6 +256,29 @@ def test_top_shows_a_real_worker(watched: Watched) -> None:
     for word in (*LANES, "studio", "ready", "memory", "slots", "padding", "input_not_found", "jobs/min"):
         assert word in text
     assert "1 of 1 worker ready" in text
+
+
+def test_top_and_health_show_webhooks_and_rq(watched: Watched) -> None:
+    """What was told to others stands with the worker, what was given up at the head, and both in `health`."""
+    counts = ("1 delivered  1 given up", "1 bridged  1 refused  1 finished")
+    text = drawn(top.read(watched.url, "main"))
+    assert f"webhooks {counts[0]}" in text
+    assert f"rq       {counts[1]}" in text
+    assert "webhooks 0 waiting 1 given up" in text
+    command = [sys.executable, "-m", "decibatch", "health"]
+    env = clean_environment(DECIBATCH_REDIS_URL=watched.url)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert f"studio  webhooks: {counts[0]}" in ran.stdout
+    assert f"studio  rq: {counts[1]}" in ran.stdout
+
+
+def test_top_leaves_names_as_they_are() -> None:
+    """The name of a reason loses its underscores; a setting that stands behind it keeps them."""
+    fields = {"warnings": ["webhooks_overdue (1 wait; is DECIBATCH_WEBHOOK_SECRET set?)"]}
+    seen = top.Snapshot(
+        "main", (WorkerHealth("w", True, (), 0.0, 0.0, fields),), Depth((), 0, 0, 0), time.time()
+    )
+    assert "webhooks overdue (1 wait; is DECIBATCH_WEBHOOK_SECRET set?)" in drawn(seen)
 
 
 def test_top_fits_eighty_columns(watched: Watched) -> None:

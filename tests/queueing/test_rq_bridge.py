@@ -124,6 +124,10 @@ def registries(world: World) -> dict[str, int]:
     }
 
 
+def counted(bridge: Bridge) -> dict[str, int]:
+    return {outcome: count for outcome, count in bridge.counts.items() if count}
+
+
 NOWHERE = {"started": 0, "finished": 0, "failed": 0, "canceled": 0, "intermediate": 0, "waiting": 0}
 
 
@@ -224,6 +228,7 @@ def test_a_failure_is_rqs_failure(world: World) -> None:
     latest = world.fetch(job).latest_result()
     assert latest is not None
     assert (latest.type, latest.exc_string) == (RqResult.Type.FAILED, "boom: it broke")
+    assert counted(bridge) == {"bridged": 1, "failed": 1}
 
 
 def test_retries_are_rqs_retries(world: World) -> None:
@@ -282,6 +287,7 @@ def test_a_job_cancelled_here_is_cancelled_in_rq(world: World) -> None:
     world.bench.cancel(world.taken(bridge).job_id)
     world.step(bridge)
     assert (world.status(job), registries(world)) == ("canceled", {**NOWHERE, "canceled": 1})
+    assert counted(bridge) == {"bridged": 1, "cancelled": 1}
 
 
 def test_the_timeout_of_rq_holds(world: World) -> None:
@@ -327,6 +333,7 @@ def test_a_late_success_does_not_overwrite_a_sweep(world: World) -> None:
     world.bench.settle(delivery, "done")
     world.step(bridge)
     assert (world.status(job), registries(world)) == ("failed", {**NOWHERE, "failed": 1})
+    assert counted(bridge) == {"bridged": 1, "overtaken": 1}
 
 
 def test_a_late_success_does_not_end_a_retry(world: World) -> None:
@@ -390,6 +397,7 @@ def test_a_full_queue_gives_the_job_back(world: World) -> None:
     world.step(bridge)
     assert (world.status(job), world.rq.job_ids) == ("queued", [job.id])
     assert registries(world) == {**NOWHERE, "waiting": 1}
+    assert counted(bridge) == {"put_back": 1}
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
