@@ -135,6 +135,9 @@ class SpeechOptions(Wire):
 class JobBase(Wire):
     """What every kind of job carries."""
 
+    # Nobody validates by it, so nobody need wait for its validator.
+    model_config = ConfigDict(defer_build=True)
+
     v: Annotated[int, Field(ge=1)] = FIRST_VERSION
     """Least wire version of a worker that may run the job."""
     id: JobId
@@ -168,11 +171,15 @@ class JobBase(Wire):
 class TranscribeJob(JobBase):
     """Speech to text in the language spoken."""
 
+    model_config = ConfigDict(defer_build=False)
+
     kind: Literal["transcribe"] = "transcribe"
 
 
 class TranslateJob(JobBase):
     """Speech to English text."""
+
+    model_config = ConfigDict(defer_build=False)
 
     kind: Literal["translate"] = "translate"
 
