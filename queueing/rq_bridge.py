@@ -11,6 +11,7 @@ Each step may be repeated, by any worker, after a death at any point:
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import logging
@@ -47,9 +48,17 @@ ARGUMENTS = frozenset(
         "timestamps",
         "temperature",
         "max_tokens",
+        "carry_context",
+        "words",
+        "beam_size",
+        "best_of",
+        "seed",
+        "hot_words",
+        "fallback",
         "max_attempts",
     ]
 )
+"""Those of ``Client.submit`` but for what RQ decides itself: id, time, time-out, and who is told the end."""
 OUTCOMES = ("bridged", "refused", "put_back", "finished", "failed", "cancelled", "overtaken")
 """What a bridge counts: jobs that were submitted, that asked for what there is not, that went back to RQ because the
 queue was full; ends that were told to RQ; and ends that RQ no longer waited for."""
@@ -323,7 +332,7 @@ def submission_of(name: object, args: object, kwargs: object, timeout: float | N
         raise InvalidJob("give keyword arguments alone: input=..., model=...")
     unknown = sorted(str(key)[:64] for key in kwargs.keys() - ARGUMENTS)
     if unknown:
-        raise InvalidJob(f"no such arguments: {', '.join(unknown)}")
+        raise InvalidJob(f"no such arguments: {', '.join(map(_with_the_like, unknown))}")
     source = kwargs.get("input")
     is_url = isinstance(source, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source)
     if isinstance(source, str) and not is_url and not Path(source).is_absolute():
@@ -335,6 +344,11 @@ def submission_of(name: object, args: object, kwargs: object, timeout: float | N
         deadline_s=timeout if timeout is not None and timeout > 0 else None,
         result_ttl_s=RESULT_TTL_S,
     )
+
+
+def _with_the_like(unknown: str) -> str:
+    near = difflib.get_close_matches(unknown, ARGUMENTS, 1)
+    return f"{unknown} (did you mean {near[0]}?)" if near else unknown
 
 
 def _fields(submission: Submission) -> dict[str, Any]:

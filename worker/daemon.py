@@ -110,7 +110,7 @@ class Daemon:
         told = config.webhooks
         self._webhooks = Webhooks(self._link, self._queue, told) if told is not None else None
         self._bridge = BridgeState() if config.bridge is not None else None
-        self._watch.bridge = self._bridge
+        self._watch.bridge, self._watch.companion = self._bridge, companion
         self._orphans: tuple[str, ...] = ()
         self._draining = False
         self._stop = asyncio.Event()
@@ -452,7 +452,7 @@ class Daemon:
         if taken.junk:
             log.error("entries that are no jobs", extra={"count": taken.junk})
         if taken.newer:
-            log.warning("jobs need a newer worker", extra={"count": len(taken.newer)})
+            self._watch.newer(len(taken.newer))
 
     def _note_settled(self) -> None:
         self._changed.set()

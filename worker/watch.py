@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from worker.usage import CpuReader, GpuReader, gpu_reader
 log = logging.getLogger("decibatch.watch")
 
 TICK_S = 1.0
+NEWER_S = 60.0
+"""For so long after its last coming a job that needs a newer worker is warned of."""
 
 
 class View(Protocol):
@@ -51,6 +54,11 @@ class Companion(Witness, Protocol):
     @property
     def address(self) -> str:
         """Where it can be asked, "host:port"; "" for nowhere."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be asked; "" where it can, or is not meant to."""
         ...
 
     async def run(self, view: View) -> None:
@@ -92,6 +100,9 @@ class Watch:
         self._shapes: set[tuple[str, int, float]] = set()
         self.canary: Canary | None = None
         self.bridge: BridgeState | None = None
+        self.companion: Companion | None = None
+        self._newer = 0
+        self._newer_at = -math.inf
         self._media_ready = False
         self._loaded: tuple[Loaded, ...] = ()
         self.usage = Usage({})
@@ -164,6 +175,13 @@ class Watch:
             self.canary.engine_gone()
         self._tell(EngineEnded(describe_exit(exit_)))
 
+    def newer(self, count: int) -> None:
+        """So many jobs were handed back, because they need a worker that knows more. They come again and again."""
+        now = time.monotonic()
+        if now - self._newer_at >= NEWER_S:
+            log.warning("jobs need a newer worker", extra={"count": count})
+        self._newer, self._newer_at = count, now
+
     def level_changed(self, change: Transition) -> None:
         self._tell(LevelChanged(change.before, change.after))
 
@@ -194,6 +212,10 @@ class Watch:
                 if one.slow
             ]
             said += [f"canary {self.canary.problem}"] if self.canary.problem else []
+        if self.companion is not None and self.companion.problem:
+            said.append(f"no_health_server ({self.companion.problem})")
+        if time.monotonic() - self._newer_at < NEWER_S:
+            said.append(f"newer_jobs ({self._newer} need a worker of a newer version)")
         if self.bridge is not None and self.bridge.problem:
             said.append(f"rq_away ({self.bridge.problem})")
         if self.depth is not None and self.depth.webhooks_are_late:

@@ -194,8 +194,13 @@ async def post(
     except ValueError as exc:
         raise NotTold("the URL is malformed", final=True) from exc
     tls = parts.scheme == "https"
-    if parts.scheme not in schemes or not host or parts.username is not None:
-        raise NotTold("the URL is not allowed by DECIBATCH_WEBHOOK_SCHEMES, or malformed", final=True)
+    if parts.scheme not in schemes:
+        allowed = ", ".join(schemes)
+        raise NotTold(
+            f"its URL begins with {parts.scheme}; DECIBATCH_WEBHOOK_SCHEMES has {allowed}", final=True
+        )
+    if not host or parts.username is not None:
+        raise NotTold("the URL is malformed: it must name a host, without user or password", final=True)
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     if parts.query:
         target += "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
@@ -218,7 +223,7 @@ async def post(
             "the host is not on the public internet (DECIBATCH_WEBHOOK_PRIVATE_HOSTS allows such)", final=True
         ) from exc
     except (OSError, ValueError, UnicodeError) as exc:
-        raise NotTold(f"the connection failed: {type(exc).__name__}") from exc
+        raise NotTold(f"the connection failed: {outbound.why(exc)}") from exc
 
 
 async def _open(

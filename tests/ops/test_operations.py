@@ -158,7 +158,7 @@ def names_in(head: str) -> set[str]:
 def test_the_warnings_of_the_page() -> None:
     """The warnings that the page explains are those that a worker gives."""
     given = set(re.findall(r'f"(\w+) [({]', inspect.getsource(Watch.warnings)))
-    assert len(given) == 4
+    assert len(given) == 6
     assert names_in("| warning | meaning |") == given
 
 

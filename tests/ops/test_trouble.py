@@ -75,7 +75,7 @@ def test_a_worker_without_redis_says_so(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_does_not_stop_the_work(server: EmbeddedServer, tmp_path: Path) -> None:
-    """A worker whose port is taken works without a health server, and its log says so."""
+    """A worker whose port is taken works without a health server, and its log and its health in Redis say so."""
     emptied(server)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -85,6 +85,9 @@ def test_a_taken_port_does_not_stop_the_work(server: EmbeddedServer, tmp_path: P
             worker.wait_ready()
             assert worker.health()["http"] == ""
             assert "no health server" in worker.log.read_text()
+            (warning,) = worker.health()["warnings"]
+            assert warning.startswith("no_health_server (127.0.0.1:")
+            assert warning.endswith(": address already in use)")
             assert worker.terminate() == 0
         finally:
             worker.close()

@@ -25,7 +25,7 @@ from worker.facts import BatchSent, Fact, JobEnded, StepRan
 from worker.pace import FLOOR_S, TIMES, Pace
 from worker.stats import WINDOW_S, Stats, quantile
 from worker.usage import CpuReader, IoregReader, parse_ioreg
-from worker.watch import Watch
+from worker.watch import NEWER_S, Watch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "macos"
 NOTHING = Sample(0, 0, 0, 0)
@@ -390,5 +390,8 @@ def test_what_is_owed_to_others_is_a_warning() -> None:
     watch.bridge = BridgeState(problem="its Redis does not answer: ConnectionError")
     watch.depth = Depth((), 0, 0, 0, webhooks_waiting=3, webhooks_overdue_s=61.0)
     assert [one.partition(" ")[0] for one in watch.warnings()] == ["rq_away", "webhooks_overdue"]
+    watch.newer(2)
+    assert watch.warnings()[0] == "newer_jobs (2 need a worker of a newer version)"
+    watch._newer_at -= NEWER_S
     watch.bridge.problem, watch.depth = "", Depth((), 0, 0, 0, webhooks_waiting=3, webhooks_overdue_s=59.0)
     assert watch.warnings() == []
