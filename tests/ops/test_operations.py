@@ -166,7 +166,7 @@ def test_the_reasons_of_the_page() -> None:
     """The reasons that the page explains are those that a worker gives."""
     source = Path(health.__file__).read_text("utf-8")
     reasons = names_in("| reason | meaning |")
-    states = {f"engine_{state}" for state in ("starting", "loading", "restarting")}
+    states = {f"engine_{state}" for state in ("starting", "loading", "restarting", "stopped")}
     assert reasons - states <= set(re.findall(r'"(\w+)', source))
     given = set(re.findall(r'said\.append\(f?"(\w+)', source)) - {"engine_"}
     assert given <= reasons
