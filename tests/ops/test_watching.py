@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import math
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ import yaml
 from rich.console import Console
 
 from ops import top
+from ops.cli import COMMANDS
 from ops.health import WorkerHealth
 from ops.metrics import SECONDS, Metrics
 from queueing.client import Client
@@ -108,6 +111,7 @@ def panels() -> list[tuple[str, str]]:
     ]
 
 
+RULE_FIELDS = {"alert", "expr", "for", "labels", "annotations"}
 EXPRESSIONS = [*rules(), *panels()]
 
 
@@ -129,6 +133,26 @@ def test_every_expression_has_its_series(watched: Watched, title: str, expr: str
         }
         series = scrape.get(selector.name, {})
         assert any(wanted.items() <= dict(labels).items() for labels in series), (selector.name, wanted)
+
+
+def test_the_rules_are_rules_and_say_what_to_do() -> None:
+    """Every rule has the fields that Prometheus takes, a summary, and an action whose commands exist; promtool agrees,
+    where it is installed."""
+    path = ROOT / "ops" / "alerts.yml"
+    (group,) = yaml.safe_load(path.read_text("utf-8"))["groups"]
+    assert group.keys() == {"name", "rules"}
+    assert len(group["rules"]) >= 15
+    for rule in group["rules"]:
+        assert {"alert", "expr", "labels", "annotations"} <= rule.keys() <= RULE_FIELDS
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+        assert rule["labels"].keys() == {"severity"}
+        assert rule["labels"]["severity"] in ("page", "warn", "info")
+        assert rule["annotations"].keys() == {"summary", "action"}
+        for name in re.findall(r"\bdecibatch ([a-z]+)", rule["annotations"]["action"]):
+            assert name in COMMANDS
+    tool = shutil.which("promtool")
+    if tool is not None:
+        subprocess.run([tool, "check", "rules", path], check=True)
 
 
 def test_jobs_are_counted_by_lane(watched: Watched) -> None:
