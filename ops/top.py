@@ -245,8 +245,12 @@ def _failures(workers: Iterable[WorkerHealth]) -> list[RenderableType]:
     if not seen:
         return [Text("No failures of late.", style="dim")]
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for title in ("failed", "worker", "outcome", "code", "job"):
-        table.add_column(title, no_wrap=True)
+    table.add_column("failed", no_wrap=True, min_width=8)
+    table.add_column("worker", no_wrap=True, max_width=12)
+    for title, width in (("outcome", 7), ("code", 14)):
+        table.add_column(title, no_wrap=True, min_width=width)
+    # Folded rather than cut: an id is there to be copied, and one that came from RQ is long.
+    table.add_column("job", overflow="fold")
     for one, worker in seen:
         clock = time.strftime("%H:%M:%S", time.localtime(one.get("at_ms", 0) / 1000))
         cells = (clock, worker, one.get("outcome", ""), one.get("code", ""), one.get("job", ""))

@@ -134,7 +134,7 @@ def webhooks(depth: Depth) -> Finding:
         said = f"{depth.webhooks_waiting} wait, the first of them for {depth.webhooks_overdue_s:.0f} s."
         return warn("webhooks", said, "set DECIBATCH_WEBHOOK_SECRET on a worker, or add workers")
     if depth.webhooks_given_up:
-        said = f"{depth.webhooks_given_up} were given up: their receivers did not take them."
+        said = f"Given up, because their receivers did not take them: {depth.webhooks_given_up}."
         return warn("webhooks", said, "decibatch webhooks list, then decibatch webhooks retry JOB")
     return ok("webhooks", "None waits for long, and none was given up.")
 

@@ -336,6 +336,21 @@ def test_top_bears_a_worker_of_another_version(fields: dict[str, Any]) -> None:
     assert "old" in drawn(seen)
 
 
+def test_long_names_crowd_out_nothing() -> None:
+    """With the long id of a job of RQ and a worker of a long name, time, outcome and code stay whole at 80 columns, and
+    the id can be read to its end."""
+    job = "rq-" + "0123456789abcdef" * 2 + "fedcba98"
+    failures = [{"at_ms": 0, "job": job, "outcome": "handback", "code": "url_not_allowed"}]
+    fields = {"failures": failures}
+    worker = WorkerHealth("studio-on-the-second-floor", True, (), 0.0, 0.0, fields)
+    told = drawn(top.Snapshot("main", (worker,), Depth((), 0, 0, 0), 0.0))
+    table = told[told.index("failed") :].splitlines()[1:]
+    assert time.strftime("%H:%M:%S", time.localtime(0)) in table[0]
+    assert "handback" in table[0] and "url_not_allowed" in table[0]
+    assert "".join(line[table[0].index("rq-") :].strip() for line in table) == job
+    assert max(len(line.rstrip()) for line in table) <= 80
+
+
 def test_top_escapes_what_others_wrote() -> None:
     """Names and codes are shown as they are, never taken as markup."""
     depth = Depth(tuple(LaneDepth(lane, 0, 0, 0.0) for lane in LANES), 0, 0, 0)
