@@ -18,6 +18,7 @@ from ops.doctor import machine, server
 from ops.doctor.finding import Finding, fail, ok, warn
 from ops.health import WorkerHealth
 from ops.settings import Settings, mask_url
+from ops.worker_config import roots
 from queueing.connect import connect
 from queueing.errors import ServerUnavailable
 from queueing.faults import translated
@@ -39,6 +40,7 @@ def examine(settings: Settings, needed: tuple[str, ...]) -> Iterator[Finding]:
         yield from machine.models(_model_problems(settings))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield from machine.limits(soft, settings.memory_budget_mb, psutil.virtual_memory().total)
+    yield from machine.inputs(roots(settings))
     yield from _disks(settings)
     yield from _server(settings)
     yield from _service()

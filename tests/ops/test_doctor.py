@@ -46,6 +46,16 @@ def test_python(version: tuple[int, int, int], system: str, kind: str, bits: int
     assert machine.python(version, system, kind, pointer_bits=bits).verdict == verdict
 
 
+def test_folders_for_inputs(tmp_path: Path) -> None:
+    """A folder that is not there is found, by name; any file and no file at all are choices, and told."""
+    there, gone = str(tmp_path), str(tmp_path / "uplaods")
+    verdicts_ = [finding.verdict for finding in machine.inputs((there, gone))]
+    assert verdicts_ == ["ok", "warn"]
+    assert gone in machine.inputs((gone,))[0].said
+    assert [machine.inputs(roots)[0].verdict for roots in (None, ())] == ["ok", "ok"]
+    assert machine.inputs(None)[0].said != machine.inputs(())[0].said
+
+
 def test_missing_packages_are_named() -> None:
     """What is missing stands in the finding, with the command that installs it."""
     finding = machine.packages(["av", "mlx"])
@@ -241,7 +251,18 @@ def test_the_command_on_a_sound_machine(cli: Any, tmp_path: Path) -> None:
     told = json.loads(ended.stdout)
     checks = {finding["check"] for finding in told["findings"]}
     assert checks >= {
-        *("python", "packages", "mlx", "model", "limits", "disk", "redis", "eviction", "persistence"),
+        *(
+            "python",
+            "packages",
+            "mlx",
+            "model",
+            "limits",
+            "inputs",
+            "disk",
+            "redis",
+            "eviction",
+            "persistence",
+        ),
         *("acl", "clock", "workers", "webhooks", "service"),
     }
     assert [finding for finding in told["findings"] if finding["verdict"] == "fail"] == []
@@ -273,6 +294,7 @@ def test_every_finding_that_is_not_sound_has_a_mend() -> None:
         *machine.models({"a": "x"}),
         *machine.limits(10, 10**9, 1024**3),
         machine.disk("spool", Path("/x"), 0, writable=True),
+        *machine.inputs(("/nowhere/at/all",)),
         server.version({}),
         server.eviction({"maxmemory_policy": "allkeys-lru", "maxmemory": 1}),
         server.persistence({}),
