@@ -36,7 +36,7 @@ def test_a_stuck_engine_turns_unready_in_seconds(server: EmbeddedServer, tmp_pat
             client.submit(write_wav(tmp_path / "b.wav", speech(2.0), Poison.HANG))
             wait_until(lambda: seen.ready()[0] == 503, "not ready", 60.0)
         assert seen.ready()[1]["reasons"] == ["engine_stalled"]
-        assert seen.status()["step_s"] > FLOOR_S
+        assert seen.status()["step_s"] >= FLOOR_S  # told in hundredths
         assert seen.status()["engine"]["restarts"] == 0
         assert fetch(seen.address, "/livez")[0] == 200
         assert seen.scrape()["decibatch_engine_stalled"][()] == 1
