@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from django.conf import settings
@@ -19,14 +19,30 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
-from decibatch import Client, InvalidJob, QueueFull, UnknownJob
+from decibatch import Client, InvalidJob, QueueFull, ServerUnavailable, UnknownJob
 
 if not settings.configured:
     settings.configure(
         ROOT_URLCONF=__name__,
         ALLOWED_HOSTS=["127.0.0.1", "localhost", "testserver"],
         SECRET_KEY=secrets.token_hex(32),
+        MIDDLEWARE=[f"{__name__}.Away"],
     )
+
+
+class Away:
+    """503 where Redis does not answer; not in the exception's words, which name the server."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self._get_response(request)
+
+    def process_exception(self, _request: HttpRequest, exc: Exception) -> HttpResponse | None:
+        if not isinstance(exc, ServerUnavailable):
+            return None
+        return JsonResponse({"error": "try again shortly"}, status=503, headers={"Retry-After": "5"})
 
 
 @cache

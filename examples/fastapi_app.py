@@ -2,6 +2,9 @@
 
 pip install decibatch fastapi uvicorn python-multipart
 DECIBATCH_REDIS_URL=redis://127.0.0.1:6379/0 uvicorn fastapi_app:app
+
+HOOK_URL, where it is set, is this application's own /hooks/decibatch as workers reach it. It is not the user's to
+choose: a worker would post there whatever it hears.
 """
 
 from __future__ import annotations
@@ -15,7 +18,15 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, HTTPException, Request, Response, UploadFile
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from decibatch import AsyncClient, InvalidJob, InvalidWebhook, QueueFull, UnknownJob, verify_webhook
+from decibatch import (
+    AsyncClient,
+    InvalidJob,
+    InvalidWebhook,
+    QueueFull,
+    ServerUnavailable,
+    UnknownJob,
+    verify_webhook,
+)
 
 MAX_UPLOAD = 32 * 1024 * 1024
 
@@ -31,17 +42,21 @@ app = FastAPI(lifespan=lifespan)
 told: list[str] = []
 
 
+@app.exception_handler(ServerUnavailable)
+async def away(_request: Request, _exc: ServerUnavailable) -> JSONResponse:
+    """Not the exception's words: they name the server."""
+    return JSONResponse({"detail": "try again shortly"}, 503, {"Retry-After": "5"})
+
+
 @app.post("/transcripts", status_code=202)
-async def upload(
-    request: Request, file: UploadFile, response: Response, hook: str | None = None
-) -> dict[str, str]:
+async def upload(request: Request, file: UploadFile, response: Response) -> dict[str, str]:
     """Enqueue the bytes themselves: the worker may run on another machine, and nothing is left on this one."""
     data = await file.read(MAX_UPLOAD + 1)
     if len(data) > MAX_UPLOAD:
         raise HTTPException(413, "at most 32 MiB")
     client: AsyncClient = request.app.state.client
     try:
-        job = await client.submit(data, lane="interactive", webhook=hook)
+        job = await client.submit(data, lane="interactive", webhook=os.environ.get("HOOK_URL"))
     except QueueFull as exc:
         raise HTTPException(503, "busy", headers={"Retry-After": str(int(exc.retry_after_s) + 1)}) from exc
     except InvalidJob as exc:

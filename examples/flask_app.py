@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Flask, Response, request
 
-from decibatch import Client, InvalidJob, QueueFull, UnknownJob
+from decibatch import Client, InvalidJob, QueueFull, ServerUnavailable, UnknownJob
 
 app = Flask(__name__)
 app.config["MAX_CONTENT_LENGTH"] = 32 * 1024 * 1024
@@ -22,6 +22,11 @@ client = Client.from_env()  # connects at its first call; may be shared by threa
 @app.errorhandler(UnknownJob)
 def unknown(_exc: UnknownJob) -> Any:
     return {"error": "no such transcript"}, 404
+
+
+@app.errorhandler(ServerUnavailable)
+def away(_exc: ServerUnavailable) -> Any:
+    return {"error": "try again shortly"}, 503, {"Retry-After": "5"}  # the exception's words name the server
 
 
 @app.post("/transcripts")

@@ -13,6 +13,8 @@ from queueing.connect import connect
 from queueing.faults import translated
 from queueing.keys import Keys
 
+ALWAYS = ("delivered", "bridged", "finished")
+"""Outcomes of webhooks and of the bridge from RQ that are shown at zero too."""
 STALLED_S = 300.0
 """A worker that says how long its engine has not progressed is stuck beyond this, whatever else it says. An
 engine that idles, loads or pauses progresses; a step past its deadline is killed long before."""
@@ -104,6 +106,18 @@ def as_table(workers: list[WorkerHealth]) -> Any:
             f"{worker.progress_s:.1f} s",
         )
     return table
+
+
+def outside(fields: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a worker did for others, as (title, counts): ``webhooks`` and ``rq``, where it does them."""
+    told = []
+    for title in ("webhooks", "rq"):
+        what = fields.get(title)
+        if isinstance(what, dict):
+            shown = ((name, count) for name, count in what.items() if isinstance(count, int))
+            parts = [f"{count} {name.replace('_', ' ')}" for name, count in shown if count or name in ALWAYS]
+            told.append((title, "  ".join(parts)))
+    return told
 
 
 def _model_name(model: object) -> object:

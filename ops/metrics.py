@@ -16,8 +16,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from queueing.job import LANES
+from queueing.rq_bridge import OUTCOMES as RQ_OUTCOMES
 from worker.facts import BatchEnded, BatchSent, ChunkHeard, EngineEnded, Fact, JobEnded, LevelChanged, StepRan
 from worker.governor import Level
+from worker.webhooks import OUTCOMES as WEBHOOK_OUTCOMES
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
 
@@ -193,6 +195,7 @@ class _StatusCollector(Collector):
         yield from _worker(said)
         yield from _memory(said["memory"], said["level"])
         yield from _queue(said["queue"])
+        yield from _told(said)
         yield from _processors(said)
         yield from _canary(said)
 
@@ -273,6 +276,33 @@ def _queue(queue: dict[str, Any] | None) -> Iterator[Metric]:
     )
     yield _gauge("queue_delayed_jobs", "Jobs that wait for their time.", queue["delayed"] if queue else None)
     yield _gauge("queue_dead_jobs", "Jobs on the dead list.", queue["dead"] if queue else None)
+
+
+def _told(said: dict[str, Any]) -> Iterator[Metric]:
+    """Webhooks, and the bridge from RQ: counts of this worker (0 where it does neither), levels of the queue."""
+    queue = said["queue"]
+    yield _counts("webhooks", "Tries to post the end of a job.", WEBHOOK_OUTCOMES, said["webhooks"])
+    for name, field, text in (
+        ("webhooks_waiting", "webhooks_waiting", "Ends of jobs that are to be posted."),
+        (
+            "webhooks_overdue_seconds",
+            "webhooks_overdue_s",
+            "For how long the first has been due; 0 for not at all.",
+        ),
+        ("webhooks_given_up", "webhooks_given_up", "Ends of jobs that nobody took: decibatch webhooks list."),
+        ("rq_open_jobs", "rq_open", "Unfinished jobs that came from RQ."),
+    ):
+        yield _gauge(f"queue_{name}", text, queue[field] if queue else None)
+    yield _counts("rq_jobs", "Jobs of RQ, by what the bridge did with them.", RQ_OUTCOMES, said["rq"])
+    up = float(not said["rq"]["problem"]) if said["rq"] else None
+    yield _gauge("rq_up", "Whether the bridge from RQ works; NaN where there is none.", up)
+
+
+def _counts(name: str, text: str, outcomes: tuple[str, ...], counts: dict[str, Any] | None) -> Metric:
+    family = CounterMetricFamily(f"decibatch_{name}", text, labels=["outcome"])
+    for outcome in outcomes:
+        family.add_metric([outcome], (counts or {}).get(outcome, 0))
+    return family
 
 
 def _processors(said: dict[str, Any]) -> Iterator[Metric]:

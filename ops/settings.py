@@ -7,12 +7,13 @@ A key that no setting answers to is an error: a mistyped one must not look as if
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -432,10 +433,27 @@ def explain(exc: ValidationError) -> str:
     for error in exc.errors(include_url=False, include_input=False, include_context=False):
         name = ".".join(str(part) for part in error["loc"])
         if error["type"] == "extra_forbidden":
-            parts.append(f"there is no setting called {name}")
+            parts.append(f"there is no setting called {name}{_the_like(name, Settings.model_fields)}")
         else:
-            parts.append(f"{name}: {error['msg']}")
+            # What pydantic puts before the words of a validator of ours.
+            parts.append(f"{name}: {error['msg'].removeprefix('Value error, ')}")
     return "; ".join(parts)
+
+
+def _the_like(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1, cutoff=0.75)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that is no setting and looks like one: it would be passed over in silence.
+
+    Others with our prefix are somebody else's.
+    """
+    known = [CONFIG_VARIABLE, *(ENV_PREFIX + name.upper() for name in Settings.model_fields)]
+    unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
+    likes = {name: difflib.get_close_matches(name, known, 1, cutoff=0.9) for name in unknown}
+    return [f"{name} is no setting; did you mean {near[0]}?" for name, near in likes.items() if near]
 
 
 def _named_in(exc: SettingsError) -> str:

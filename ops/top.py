@@ -74,9 +74,22 @@ def _head(seen: Snapshot, away: str) -> Text:
     queue = seen.depth
     line.append(f"\n{queue.waiting} waiting  {queue.delayed} delayed  ", style="dim")
     line.append(f"{queue.dead} dead", style="red" if queue.dead else "dim")
+    for text, style in _outside(queue):
+        line.append(text, style=style)
     if away:
         line.append(f"\n{away}", style="red")
     return line
+
+
+def _outside(queue: Depth) -> list[tuple[str, str]]:
+    """What is owed to others; nothing where there is nothing, which is so for most."""
+    said = []
+    if queue.webhooks_waiting or queue.webhooks_given_up:
+        said.append((f"  webhooks {queue.webhooks_waiting} waiting", "dim"))
+        said.append((f" {queue.webhooks_given_up} given up", "red" if queue.webhooks_given_up else "dim"))
+    if queue.rq_open:
+        said.append((f"  {queue.rq_open} from RQ", "dim"))
+    return said
 
 
 # --- lanes ------------------------------------------------------------------------------------------
@@ -137,8 +150,14 @@ def _worker(worker: WorkerHealth) -> list[RenderableType]:
     rows: list[RenderableType] = [line]
     told = [*worker.reasons, *said.get("warnings", ())]
     if told:
-        rows.append(Text("  " + "; ".join(str(one).replace("_", " ") for one in told), style="yellow"))
-    return [*rows, _memory(said), _engine(said), _batches(said)]
+        rows.append(Text("  " + "; ".join(_plain(str(one)) for one in told), style="yellow"))
+    return [*rows, _memory(said), _engine(said), _batches(said), *_told(said)]
+
+
+def _plain(reason: str) -> str:
+    """A reason without the underscores of its name; what stands behind it may hold names of settings and models."""
+    name, blank, rest = reason.partition(" ")
+    return name.replace("_", " ") + blank + rest
 
 
 def _memory(said: dict[str, Any]) -> Text:
@@ -199,6 +218,11 @@ def _batches(said: dict[str, Any]) -> Text:
     )
 
 
+def _told(said: dict[str, Any]) -> list[Text]:
+    """A line for each of webhooks and RQ, where the worker does it."""
+    return [Text(f"  {title:<8} {counts}") for title, counts in health.outside(said)]
+
+
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
@@ -221,8 +245,12 @@ def _failures(workers: Iterable[WorkerHealth]) -> list[RenderableType]:
     if not seen:
         return [Text("No failures of late.", style="dim")]
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for title in ("failed", "worker", "outcome", "code", "job"):
-        table.add_column(title, no_wrap=True)
+    table.add_column("failed", no_wrap=True, min_width=8)
+    table.add_column("worker", no_wrap=True, max_width=12)
+    for title, width in (("outcome", 7), ("code", 14)):
+        table.add_column(title, no_wrap=True, min_width=width)
+    # Folded rather than cut: an id is there to be copied, and one that came from RQ is long.
+    table.add_column("job", overflow="fold")
     for one, worker in seen:
         clock = time.strftime("%H:%M:%S", time.localtime(one.get("at_ms", 0) / 1000))
         cells = (clock, worker, one.get("outcome", ""), one.get("code", ""), one.get("job", ""))

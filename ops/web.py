@@ -42,6 +42,8 @@ class HealthServer:
         self._metrics = Metrics()
         self.address = ""
         """ "host:port" once it listens."""
+        self.problem = ""
+        """Why it does not."""
 
     def note(self, fact: Fact) -> None:
         """See :class:`worker.facts.Witness`."""
@@ -52,9 +54,15 @@ class HealthServer:
         try:
             listener = listen(self._host, self._port)
         except OSError as exc:
+            self.problem = f"{self._host}:{self._port}: {(exc.strerror or str(exc)).lower()}"
             log.error(
                 "no health server",
-                extra={"host": self._host, "port": self._port, "error": exc.strerror or str(exc)},
+                extra={
+                    "host": self._host,
+                    "port": self._port,
+                    "error": exc.strerror or str(exc),
+                    "mend": "DECIBATCH_HEALTH_PORT takes another port, 0 a free one",
+                },
             )
             return
         host, port = listener.getsockname()[:2]

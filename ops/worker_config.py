@@ -107,11 +107,11 @@ def _media(settings: Settings) -> MediaLimits:
         timeout_s=settings.media_timeout_s,
         allowed_schemes=settings.url_schemes,
         allow_private_hosts=settings.url_private_hosts,
-        roots=_roots(settings),
+        roots=roots(settings),
     )
 
 
-def _roots(settings: Settings) -> tuple[str, ...] | None:
+def roots(settings: Settings) -> tuple[str, ...] | None:
     """Where a worker may read files. Whoever reaches a server on this machine alone is on this machine too."""
     if settings.input_roots:
         return tuple(str(root) for root in settings.input_roots)

@@ -319,7 +319,8 @@ class Core:
                     "beam_size": s.beam_size,
                     "best_of": s.best_of,
                     "seed": s.seed,
-                    "hot_words": list(s.hot_words),
+                    # A string would pass for a list of letters.
+                    "hot_words": s.hot_words if isinstance(s.hot_words, str) else list(s.hot_words),
                     "fallback": s.fallback,
                     "min_bits": s.min_bits,
                 },
@@ -346,7 +347,8 @@ class Core:
             if not isinstance(path, str) or not path or "\0" in path:
                 raise InvalidJob("input: not the path of a file")
             return {"type": "path", "path": _encodable("input", str(Path(path).absolute()))}, None
-        raise InvalidJob("input: must be a path, an http(s) URL or bytes")
+        hint = "; of an open file, hand over what its read() returns" if hasattr(given, "read") else ""
+        raise InvalidJob(f"input: must be a path, an http(s) URL or bytes{hint}")
 
     def _submit_call(self, prepared: Prepared) -> Call[Submitted]:
         return self.queue.submit(

@@ -28,13 +28,22 @@ HOOK_VERSION = 2
 
 DEFAULT_TENANT = "default"
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+NAME, JOB_ID, LANGUAGE = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", r"^[A-Za-z0-9_-]{8,64}$", r"^[a-z]{2,3}$"
+WEBHOOK_URL = r"^https?://[!-~]+$"
+IN_WORDS = {
+    NAME: "a name has 1 to 64 letters, digits or any of . _ @ -, and starts with a letter or digit",
+    JOB_ID: "a job id has 8 to 64 letters, digits, _ or -",
+    LANGUAGE: "a language is its ISO 639 code: en, de, yue",
+    WEBHOOK_URL: "a webhook is an http:// or https:// URL in ASCII, without spaces",
+}
+"""What the patterns ask for, to those who have not seen them."""
+
+Name = Annotated[str, StringConstraints(pattern=NAME)]
 """A part of a Redis key: no colon, no brace, nothing a shell or a glob would read."""
 
-JobId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+JobId = Annotated[str, StringConstraints(pattern=JOB_ID)]
 
-
-WebhookUrl = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", max_length=2048)]
+WebhookUrl = Annotated[str, StringConstraints(pattern=WEBHOOK_URL, max_length=2048)]
 """ASCII without spaces; whether it may be reached is the worker's to decide."""
 
 
@@ -106,7 +115,7 @@ _SINCE_2 = ("min_bits", "carry_context", "words", "beam_size", "best_of", "seed"
 class SpeechOptions(Wire):
     """Options of the kinds that turn speech into text."""
 
-    language: Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")] | None = None
+    language: Annotated[str, StringConstraints(pattern=LANGUAGE)] | None = None
     """ISO 639 code; None lets the model detect it."""
     prompt: Annotated[str, StringConstraints(max_length=2000)] | None = None
     """Earlier context, or the spelling of names."""
@@ -136,6 +145,9 @@ class SpeechOptions(Wire):
 
 class JobBase(Wire):
     """What every kind of job carries."""
+
+    # Nobody validates by it, so nobody need wait for its validator.
+    model_config = ConfigDict(defer_build=True)
 
     v: Annotated[int, Field(ge=1)] = FIRST_VERSION
     """Least wire version of a worker that may run the job."""
@@ -170,11 +182,15 @@ class JobBase(Wire):
 class TranscribeJob(JobBase):
     """Speech to text in the language spoken."""
 
+    model_config = ConfigDict(defer_build=False)
+
     kind: Literal["transcribe"] = "transcribe"
 
 
 class TranslateJob(JobBase):
     """Speech to English text."""
+
+    model_config = ConfigDict(defer_build=False)
 
     kind: Literal["translate"] = "translate"
 
@@ -307,9 +323,10 @@ def explain(exc: ValidationError | RecursionError) -> str:
     if isinstance(exc, RecursionError):
         return "the payload is nested too deeply"
     parts = []
-    for error in exc.errors(include_url=False, include_input=False, include_context=False)[:5]:
+    for error in exc.errors(include_url=False, include_input=False)[:5]:
         where = ".".join(str(part) for part in error["loc"]) or "job"
-        parts.append(f"{where[:120]}: {error['msg']}")
+        pattern = error.get("ctx", {}).get("pattern", "")
+        parts.append(f"{where[:120]}: {IN_WORDS.get(pattern, error['msg'])}")
     return "; ".join(parts)
 
 

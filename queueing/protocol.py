@@ -143,6 +143,10 @@ class LaneDepth:
     """Age of the job that has waited longest, since its submission; 0 where none waits."""
 
 
+OVERDUE_S = 60.0
+"""A webhook that has been due for so long is nobody's, or workers do not keep up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Depth:
     """What a queue holds at one moment."""
@@ -153,15 +157,36 @@ class Depth:
     delayed: int
     """Until their time, or the next attempt."""
     dead: int
+    webhooks_waiting: int = 0
+    """Ends of jobs that are to be posted, those between two tries included."""
+    webhooks_overdue_s: float = 0.0
+    """For how long the first of them has been due: workers that send webhooks take one at once."""
+    webhooks_given_up: int = 0
+    rq_open: int = 0
+    """Unfinished jobs that came from RQ."""
+
+    @property
+    def webhooks_are_late(self) -> bool:
+        """Whether nobody sends them, or not as fast as they come."""
+        return self.webhooks_overdue_s > OVERDUE_S
 
 
 def _depth(reply: Any) -> Depth:
-    delayed, dead, waiting, *rest = reply
+    delayed, dead, waiting, hooks, overdue, given_up, bridged, *rest = reply
     lanes = tuple(
         LaneDepth(text(lane), int(waits), int(running), max(0, int(oldest)) / 1000)
         for lane, waits, running, oldest in zip(*(iter(rest),) * 4, strict=True)
     )
-    return Depth(lanes, max(0, int(waiting)), int(delayed), int(dead))
+    return Depth(
+        lanes,
+        max(0, int(waiting)),
+        int(delayed),
+        int(dead),
+        webhooks_waiting=int(hooks),
+        webhooks_overdue_s=int(overdue) / 1000,
+        webhooks_given_up=int(given_up),
+        rq_open=int(bridged),
+    )
 
 
 def _taken(reply: Any) -> Taken:

@@ -11,6 +11,7 @@ Each step may be repeated, by any worker, after a death at any point:
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import logging
@@ -47,9 +48,20 @@ ARGUMENTS = frozenset(
         "timestamps",
         "temperature",
         "max_tokens",
+        "carry_context",
+        "words",
+        "beam_size",
+        "best_of",
+        "seed",
+        "hot_words",
+        "fallback",
         "max_attempts",
     ]
 )
+"""Those of ``Client.submit`` but for what RQ decides itself: id, time, time-out, and who is told the end."""
+OUTCOMES = ("bridged", "refused", "put_back", "finished", "failed", "cancelled", "overtaken")
+"""What a bridge counts: jobs that were submitted, that asked for what there is not, that went back to RQ because the
+queue was full; ends that were told to RQ; and ends that RQ no longer waited for."""
 RESULT_TTL_S = 600
 """Our copy of a result; RQ keeps its own as long as the job says."""
 LOCK_MS = 10_000
@@ -83,7 +95,7 @@ class Bridge:
     """One worker's share of the bridge. ``step`` does what is due, and is called again and again.
 
     ``redis`` is that of this queue, without decoding; ``clock`` gives monotonic seconds; ``owner`` is this worker's
-    alone.
+    alone; in ``counts``, by OUTCOMES, it counts what it does.
     """
 
     def __init__(
@@ -97,7 +109,9 @@ class Bridge:
         admission: Admission,
         open_at_once: int,
         clock: Callable[[], float],
+        counts: dict[str, int] | None = None,
     ) -> None:
+        self.counts = dict.fromkeys(OUTCOMES, 0) if counts is None else counts
         self._redis = redis
         self._queue = queue
         self._jobs = jobs
@@ -157,11 +171,15 @@ class Bridge:
                     self._jobs.leave_unread(job)
                 self._jobs.start(job, at)
                 self._jobs.fail(job, at, f"invalid_job: {exc}")
+                self.counts["refused"] += 1
+                log.warning("job of rq refused", extra={"rq_job": job.id})
                 return
             if not admitted:
                 self._jobs.put_back(job)
+                self.counts["put_back"] += 1
                 return
             self._jobs.start(job, at)
+            self.counts["bridged"] += 1
         except Moved:
             # Cancelled or deleted meanwhile. What was submitted is cancelled by whoever looks after the bridge.
             self._jobs.unstick(self._jobs.queue_of(job), job.id)
@@ -274,18 +292,24 @@ class Bridge:
         reference = Reference.loads(ended.hook_to)
         job = self._jobs.fetch(reference.job, pickled=reference.pickled)
         if job is None:
+            self.counts["overtaken"] += 1
             return
         try:
             match ended.state:
                 case State.DONE:
                     self._jobs.succeed(job, reference.at, json.loads(ended.result))
+                    told = "finished"
                 case State.CANCELLED:
                     self._jobs.cancel(job, reference.at)
+                    told = "cancelled"
                 case _:
                     self._jobs.fail(job, reference.at, failure_text(ended.error))
+                    told = "failed"
         except Moved:
             # Somebody has decided otherwise since, or this very end was told before and only the answer was lost.
             log.info("job of rq had ended already", extra={"job": ended.job_id})
+            told = "overtaken"
+        self.counts[told] += 1
 
 
 def failure_text(error: bytes) -> str:
@@ -308,7 +332,7 @@ def submission_of(name: object, args: object, kwargs: object, timeout: float | N
         raise InvalidJob("give keyword arguments alone: input=..., model=...")
     unknown = sorted(str(key)[:64] for key in kwargs.keys() - ARGUMENTS)
     if unknown:
-        raise InvalidJob(f"no such arguments: {', '.join(unknown)}")
+        raise InvalidJob(f"no such arguments: {', '.join(map(_with_the_like, unknown))}")
     source = kwargs.get("input")
     is_url = isinstance(source, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source)
     if isinstance(source, str) and not is_url and not Path(source).is_absolute():
@@ -320,6 +344,11 @@ def submission_of(name: object, args: object, kwargs: object, timeout: float | N
         deadline_s=timeout if timeout is not None and timeout > 0 else None,
         result_ttl_s=RESULT_TTL_S,
     )
+
+
+def _with_the_like(unknown: str) -> str:
+    near = difflib.get_close_matches(unknown, ARGUMENTS, 1)
+    return f"{unknown} (did you mean {near[0]}?)" if near else unknown
 
 
 def _fields(submission: Submission) -> dict[str, Any]:

@@ -56,9 +56,13 @@ def key_of(secret: str) -> bytes:
     try:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise ValueError("a webhook secret is whsec_ and base64") from exc
+        raise ValueError(
+            "a webhook secret is whsec_ and base64; docs/web-apps.md shows how to make one"
+        ) from exc
     if len(key) < MIN_SECRET_BYTES:
-        raise ValueError(f"a webhook secret has {MIN_SECRET_BYTES} bytes or more")
+        raise ValueError(
+            f"a webhook secret has {MIN_SECRET_BYTES} bytes or more; docs/web-apps.md shows how to make one"
+        )
     return key
 
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from queueing.connect import connect
 from queueing.protocol import Admission, Queue
+from queueing.rq_bridge import OUTCOMES
 
 if TYPE_CHECKING:
     from queueing.rq_jobs import RqJobs
@@ -38,8 +39,21 @@ class BridgeConfig:
     pickle_allowed: bool = False
 
 
+@dataclass(slots=True)
+class BridgeState:
+    """What health tells of the bridge: written by its thread, read by the event loop."""
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    problem: str = ""
+    """Why nothing is bridged now; "" where all is well."""
+
+    def document(self) -> dict[str, int | str]:
+        return {**self.counts, "problem": self.problem}
+
+
 async def run_bridge(
     config: BridgeConfig,
+    state: BridgeState,
     *,
     queue_url: str,
     queue: Queue,
@@ -55,7 +69,7 @@ async def run_bridge(
     from queueing.rq_bridge import Bridge
 
     with connect(queue_url) as redis, connect(config.redis_url) as theirs:
-        jobs = await _begin(theirs, config, name)
+        jobs = await _begin(theirs, config, state, name)
         bridge = Bridge(
             redis,
             queue,
@@ -65,9 +79,10 @@ async def run_bridge(
             admission=config.admission,
             open_at_once=open_at_once,
             clock=time.monotonic,
+            counts=state.counts,
         )
         try:
-            await _keep_stepping(bridge.step, may_take)
+            await _keep_stepping(bridge.step, may_take, state)
         finally:
 
             def end() -> None:
@@ -80,7 +95,7 @@ async def run_bridge(
                 log.warning("rq was not told the end", extra={"error": type(exc).__name__})
 
 
-async def _begin(theirs: Any, config: BridgeConfig, name: str) -> RqJobs:
+async def _begin(theirs: Any, config: BridgeConfig, state: BridgeState, name: str) -> RqJobs:
     from queueing.rq_jobs import RqJobs
 
     def begin() -> RqJobs:
@@ -93,6 +108,7 @@ async def _begin(theirs: Any, config: BridgeConfig, name: str) -> RqJobs:
             return await asyncio.to_thread(begin)
         except (RedisError, OSError) as exc:
             log.warning("rq cannot be reached", extra={"error": type(exc).__name__})
+            state.problem = f"its Redis does not answer: {type(exc).__name__}"
             await asyncio.sleep(AWAY_S)
 
 
@@ -111,18 +127,21 @@ async def _in_thread(act: Callable[[], T]) -> T:
         raise
 
 
-async def _keep_stepping(step: Callable[..., bool], may_take: Callable[[], bool]) -> None:
+async def _keep_stepping(step: Callable[..., bool], may_take: Callable[[], bool], state: BridgeState) -> None:
     while True:
         try:
             busy = await _in_thread(partial(step, may_take=may_take()))
         except (RedisError, OSError) as exc:
             log.warning("bridge to rq paused", extra={"error": type(exc).__name__})
+            state.problem = f"a Redis does not answer: {type(exc).__name__}"
             await asyncio.sleep(AWAY_S)
             continue
-        except Exception:
+        except Exception as exc:
             # One job of somebody else's must not end the worker; it is tried again, and seen.
             log.exception("bridge to rq failed by our own fault")
+            state.problem = f"it failed by its own fault: {type(exc).__name__}"
             await asyncio.sleep(AWAY_S)
             continue
+        state.problem = ""
         if not busy:
             await asyncio.sleep(POLL_S)

@@ -34,7 +34,7 @@ from queueing.protocol import Queue, StreamName, Taken
 from worker import health
 from worker.assembler import WaitingChunk
 from worker.awake import keeper_of
-from worker.bridge import run_bridge
+from worker.bridge import BridgeState, run_bridge
 from worker.config import WorkerConfig
 from worker.control import ControlReader
 from worker.dispatcher import Dispatcher
@@ -119,6 +119,10 @@ class Daemon:
             on_refused=self._note_refused,
         )
         self._steplog = StepLog(config.step_log)
+        told = config.webhooks
+        self._webhooks = Webhooks(self._link, self._queue, told) if told is not None else None
+        self._bridge = BridgeState() if config.bridge is not None else None
+        self._watch.bridge, self._watch.companion = self._bridge, companion
         self._orphans: tuple[str, ...] = ()
         self._draining = False
         self._stop = asyncio.Event()
@@ -263,12 +267,12 @@ class Daemon:
                     group.create_task(Sweeper(self._link, self._queue).run(), name="sweep"),
                     group.create_task(self._look_around(), name="watch"),
                 ]
-                if self._config.webhooks is not None:
-                    webhooks = Webhooks(self._link, self._queue, self._config.webhooks)
-                    jobs.append(group.create_task(webhooks.run(), name="webhooks"))
-                if self._config.bridge is not None:
+                if self._webhooks is not None:
+                    jobs.append(group.create_task(self._webhooks.run(), name="webhooks"))
+                if self._config.bridge is not None and self._bridge is not None:
                     bridging = run_bridge(
                         self._config.bridge,
+                        self._bridge,
                         queue_url=self._config.redis_url,
                         queue=self._queue,
                         name=f"decibatch.{self._queue.keys.name}.{self._me.owner.replace('#', '.')}",
@@ -432,6 +436,8 @@ class Daemon:
             media=getattr(self, "_media", None),
             thresholds=self._config.thresholds,
             settled=self._settler.counts,
+            webhooks=self._webhooks,
+            bridge=self._bridge,
             version=self._version,
         )
         address = self._companion.address if self._companion is not None else ""
@@ -447,7 +453,11 @@ class Daemon:
         return [(model, lane.value) for lane in LANES for model in (*models, *orphans)]
 
     def _credits_left(self) -> int:
+        """Deliveries that may be taken now: none while an engine does not get on, since another worker's may."""
+        now = time.monotonic()
         if self._draining or not self._keeper.ready or not self._governor.may_take():
+            return 0
+        if self._watch.stalled(now) or not self._keeper.progressing(now):
             return 0
         if len(self._dispatcher) >= self._config.max_waiting_chunks:
             return 0
@@ -461,7 +471,7 @@ class Daemon:
         if taken.junk:
             log.error("entries that are no jobs", extra={"count": taken.junk})
         if taken.newer:
-            log.warning("jobs need a newer worker", extra={"count": len(taken.newer)})
+            self._watch.newer(len(taken.newer))
 
     def _note_settled(self) -> None:
         self._governing.settled()

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.protocol import Sample
+from worker.bridge import BridgeState
 from worker.dispatcher import Dispatcher
 from worker.governing import Governing
 from worker.governor import Governor, Level, Thresholds, danger_bytes
@@ -17,6 +18,7 @@ from worker.identity import Identity, host_id
 from worker.keeper import EngineKeeper
 from worker.link import Link
 from worker.media.supervisor import MediaSupervisor
+from worker.webhooks import Webhooks
 
 
 def reasons(
@@ -95,12 +97,15 @@ def document(
     media: MediaSupervisor | None,
     thresholds: Thresholds,
     settled: Counter[str],
+    webhooks: Webhooks | None,
+    bridge: BridgeState | None,
     version: str,
 ) -> dict[str, Any]:
     """All of it but what :meth:`worker.watch.Watch.document` adds.
 
     :param identity: None until the consumer name is ours; ``name`` is the one wished for.
     :param media: None until there are decoders.
+    :param webhooks: None where this worker sends none; ``bridge``: where it takes no jobs from RQ.
     """
     now = time.monotonic()
     device = keeper.device
@@ -121,6 +126,8 @@ def document(
         "running": ledger.count("engine"),
         "waiting_chunks": len(dispatcher),
         "settled": dict(settled),
+        "webhooks": dict(webhooks.counts) if webhooks is not None else None,
+        "rq": bridge.document() if bridge is not None else None,
         "batches": {"last": sizes[-1] if sizes else 0, "mean": sum(sizes) / len(sizes) if sizes else 0.0},
         "memory": memory(governor, governing, thresholds),
         "engine": {

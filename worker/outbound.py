@@ -66,6 +66,22 @@ def _connect(host: str, port: int, timeout_s: float, *, allow_private: bool) -> 
     raise failure or OSError(f"{host} has no address")
 
 
+def why(exc: Exception) -> str:
+    """Why a connection failed, in words; nothing of its address."""
+    match exc:
+        case ssl.SSLCertVerificationError():
+            return "its certificate is not valid"
+        case TimeoutError():
+            return "it was silent for too long"
+        case socket.gaierror():
+            return "its name is not known"
+        case ConnectionRefusedError():
+            return "it refused"
+        case ConnectionError():
+            return "it was cut"
+    return type(exc).__name__
+
+
 class Connection(http.client.HTTPConnection):
     """An HTTP(S) connection that goes to no private address unless that is allowed.
 

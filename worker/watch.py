@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from engine.protocol import BatchDone, ChunkDone, ChunkFailed, Event, Loaded, St
 from queueing.protocol import Depth, Queue
 from worker.assembler import WaitingChunk
 from worker.awake import Awake
+from worker.bridge import BridgeState
 from worker.canary import BESTS, Bests, Canary, Offer
 from worker.config import WatchConfig, WorkerConfig
 from worker.facts import (
@@ -45,6 +47,8 @@ from worker.usage import CpuReader, GpuReader, gpu_reader
 log = logging.getLogger("decibatch.watch")
 
 TICK_S = 1.0
+NEWER_S = 60.0
+"""For so long after its last coming a job that needs a newer worker is warned of."""
 
 
 class View(Protocol):
@@ -60,6 +64,11 @@ class Companion(Witness, Protocol):
     @property
     def address(self) -> str:
         """Where it can be asked, "host:port"; "" for nowhere."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be asked; "" where it can, or is not meant to."""
         ...
 
     async def run(self, view: View) -> None:
@@ -100,6 +109,10 @@ class Watch:
         self._pace = Pace()
         self._shapes: set[tuple[str, int, float]] = set()
         self.canary: Canary | None = None
+        self.bridge: BridgeState | None = None
+        self.companion: Companion | None = None
+        self._newer = 0
+        self._newer_at = -math.inf
         self._media_ready = False
         self._loaded: tuple[Loaded, ...] = ()
         self.usage = Usage({})
@@ -174,6 +187,13 @@ class Watch:
             self.canary.engine_gone()
         self._tell(EngineEnded(describe_exit(exit_)))
 
+    def newer(self, count: int) -> None:
+        """So many jobs were handed back, because they need a worker that knows more. They come again and again."""
+        now = time.monotonic()
+        if now - self._newer_at >= NEWER_S:
+            log.warning("jobs need a newer worker", extra={"count": count})
+        self._newer, self._newer_at = count, now
+
     def level_changed(self, change: Transition) -> None:
         self._tell(LevelChanged(change.before, change.after))
 
@@ -196,14 +216,24 @@ class Watch:
 
     def warnings(self) -> list[str]:
         """What an operator should look at, though the worker works."""
-        if self.canary is None:
-            return []
-        slow = [
-            f"slow_engine ({model} at {one.share:.0%} of its own best)"
-            for model, one in self.canary.results.items()
-            if one.slow
-        ]
-        return slow + ([f"canary {self.canary.problem}"] if self.canary.problem else [])
+        said = []
+        if self.canary is not None:
+            said += [
+                f"slow_engine ({model} at {one.share:.0%} of its own best)"
+                for model, one in self.canary.results.items()
+                if one.slow
+            ]
+            said += [f"canary {self.canary.problem}"] if self.canary.problem else []
+        if self.companion is not None and self.companion.problem:
+            said.append(f"no_health_server ({self.companion.problem})")
+        if time.monotonic() - self._newer_at < NEWER_S:
+            said.append(f"newer_jobs ({self._newer} need a worker of a newer version)")
+        if self.bridge is not None and self.bridge.problem:
+            said.append(f"rq_away ({self.bridge.problem})")
+        if self.depth is not None and self.depth.webhooks_are_late:
+            waits = f"{self.depth.webhooks_waiting} wait, the first for {self.depth.webhooks_overdue_s:.0f} s"
+            said.append(f"webhooks_overdue ({waits}; is DECIBATCH_WEBHOOK_SECRET set on a worker?)")
+        return said
 
     def document(self) -> dict[str, Any]:
         """Part of the worker's health."""

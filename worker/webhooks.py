@@ -36,6 +36,8 @@ HOLD_MARGIN_S = 10.0
 GONE = 410
 """What a receiver answers that wants to hear no more (Standard Webhooks, "Operational considerations")."""
 MAX_HEAD = 16 * 1024
+OUTCOMES = ("delivered", "retried", "given_up")
+"""What became of a try: it was taken, it will be made again, or it was the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,8 @@ class Webhooks:
         self._key = key_of(config.secret)
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-        self.sent = 0
-        self.failed = 0
-        self.dead = 0
+        self.counts = dict.fromkeys(OUTCOMES, 0)
+        """Tries of this worker, by OUTCOMES."""
 
     async def run(self) -> None:
         """Tell until cancelled. What is under way then is told again by somebody when its hold is over."""
@@ -118,15 +119,15 @@ class Webhooks:
             log.exception("webhook failed by our own fault", extra={"job": ended.job_id})
             failure = NotTold(f"the worker failed: {type(exc).__name__}")
         else:
-            self.sent += 1
+            self.counts["delivered"] += 1
             await self._link.insist(self._queue.hook_end("http", ended, "sent"))
             return
-        self.failed += 1
         if failure.final or ended.tries >= config.tries:
-            self.dead += 1
+            self.counts["given_up"] += 1
             log.error("webhook given up", extra={"job": ended.job_id, "tries": ended.tries})
             await self._link.insist(self._queue.hook_end("http", ended, "dead", note=failure.reason))
             return
+        self.counts["retried"] += 1
         pause_s = backoff_s(ended.tries, config.backoff_s, config.cap_s, self._rng.random())
         call = self._queue.hook_end("http", ended, "retry", delay_ms=int(pause_s * 1000), note=failure.reason)
         await self._link.insist(call)
@@ -193,8 +194,13 @@ async def post(
     except ValueError as exc:
         raise NotTold("the URL is malformed", final=True) from exc
     tls = parts.scheme == "https"
-    if parts.scheme not in schemes or not host or parts.username is not None:
-        raise NotTold("the URL is not allowed by DECIBATCH_WEBHOOK_SCHEMES, or malformed", final=True)
+    if parts.scheme not in schemes:
+        allowed = ", ".join(schemes)
+        raise NotTold(
+            f"its URL begins with {parts.scheme}; DECIBATCH_WEBHOOK_SCHEMES has {allowed}", final=True
+        )
+    if not host or parts.username is not None:
+        raise NotTold("the URL is malformed: it must name a host, without user or password", final=True)
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     if parts.query:
         target += "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
@@ -217,7 +223,7 @@ async def post(
             "the host is not on the public internet (DECIBATCH_WEBHOOK_PRIVATE_HOSTS allows such)", final=True
         ) from exc
     except (OSError, ValueError, UnicodeError) as exc:
-        raise NotTold(f"the connection failed: {type(exc).__name__}") from exc
+        raise NotTold(f"the connection failed: {outbound.why(exc)}") from exc
 
 
 async def _open(

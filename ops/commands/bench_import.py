@@ -25,3 +25,8 @@ def import_command(rounds: int, as_json: bool) -> None:
             f"{row['step']:<12} {row['ms']:>7} ms  {row['more_ms']:+7.1f}   "
             f"processor {row['cpu_ms']:>7} ms  {row['more_cpu_ms']:+7.1f}"
         )
+    own = told["own_cpu_ms"]
+    click.echo(
+        f"Decibatch itself, processor: import {own['import']} ms, first client {own['client']} ms beyond its libraries "
+        f"(aim: {told['aim_ms']:.0f} ms each)"
+    )

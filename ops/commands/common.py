@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+import click
 
 from ops import settings as settings_module
 from ops.settings import MIB, Settings
@@ -35,5 +38,8 @@ def open_client(settings: Settings) -> Client:
 
 
 def load_settings() -> Settings:
-    """Raises SettingsInvalid."""
-    return settings_module.load()
+    """Raises SettingsInvalid. Variables that look like settings and are none are told on standard error."""
+    loaded = settings_module.load()
+    for sentence in settings_module.misspelt(os.environ):
+        click.echo(f"decibatch: {sentence}", err=True)
+    return loaded

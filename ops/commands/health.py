@@ -25,7 +25,11 @@ def health_command(as_json: bool) -> int:
     elif workers:
         from rich.console import Console
 
-        Console(highlight=False).print(health.as_table(workers))
+        screen = Console(highlight=False)
+        screen.print(health.as_table(workers))
+        for worker in workers:
+            for title, counts in health.outside(worker.fields):
+                screen.print(f"{worker.worker}  {title}: {counts}", markup=False)
     else:
         click.echo(f"No worker is alive on the queue {settings.queue}.")
     return Exit.OK if working else Exit.UNHEALTHY

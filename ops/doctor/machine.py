@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -140,6 +141,29 @@ def disk(what: str, folder: Path, free: int, *, writable: bool) -> Finding:
     if free < LITTLE_DISK:
         return warn("disk", room, f"df -h '{folder}' and make room")
     return ok("disk", room)
+
+
+def inputs(roots: tuple[str, ...] | None) -> list[Finding]:
+    """Folders below which a worker reads files.
+
+    :param roots: None for any file, empty for none.
+    """
+    if roots is None:
+        return [ok("inputs", "Any file of this machine is read; DECIBATCH_INPUT_ROOTS would narrow that.")]
+    if not roots:
+        said = "No file is read by its path, because Redis is not this machine's: jobs send bytes or URLs."
+        return [ok("inputs", f"{said} DECIBATCH_INPUT_ROOTS would name folders.")]
+    found = []
+    for root in roots:
+        if not Path(root).is_dir():
+            said = f"{root} is no folder: no file below it can be read."
+            found.append(warn("inputs", said, f"mkdir -p '{root}', or mend DECIBATCH_INPUT_ROOTS"))
+        elif not os.access(root, os.R_OK | os.X_OK):
+            said = f"This user may not read {root}."
+            found.append(warn("inputs", said, f"chmod a+rx '{root}', or run the worker as its owner"))
+        else:
+            found.append(ok("inputs", f"Files below {root} are read."))
+    return found
 
 
 def this_python() -> Finding:

@@ -18,10 +18,13 @@ from ops.doctor import machine, server
 from ops.doctor.finding import Finding, fail, ok, warn
 from ops.health import WorkerHealth
 from ops.settings import Settings, mask_url
+from ops.worker_config import roots
 from queueing.connect import connect
 from queueing.errors import ServerUnavailable
 from queueing.faults import translated
 from queueing.keys import Keys
+from queueing.protocol import Queue
+from queueing.scripts import run
 
 
 def examine(settings: Settings, needed: tuple[str, ...]) -> Iterator[Finding]:
@@ -37,6 +40,7 @@ def examine(settings: Settings, needed: tuple[str, ...]) -> Iterator[Finding]:
         yield from machine.models(_model_problems(settings))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield from machine.limits(soft, settings.memory_budget_mb, psutil.virtual_memory().total)
+    yield from machine.inputs(roots(settings))
     yield from _disks(settings)
     yield from _server(settings)
     yield from _service()
@@ -77,12 +81,16 @@ def _server(settings: Settings) -> Iterator[Finding]:
     where = mask_url(url)
     try:
         with translated(where), connect(url, max_connections=1) as client:
-            yield from server.ask(client, settings.queue)
-            workers = health.read_with(client, Keys(settings.queue))
+            found = server.ask(client, settings.queue)
+            yield from found
+            if any(one.check == "acl" and one.verdict == "fail" for one in found):
+                return
+            keys = Keys(settings.queue)
+            workers = health.read_with(client, keys)
+            yield server.webhooks(run(client, Queue(keys).depth()))
     except ServerUnavailable as exc:
-        yield fail(
-            "redis", f"{exc}.", "start the server (`decibatch redis` for a try), or set DECIBATCH_REDIS_URL"
-        )
+        start = "start the server (`decibatch redis` for a try), or " if exc.transient else ""
+        yield fail("redis", f"{exc}.", f"{start}set DECIBATCH_REDIS_URL to redis://user:password@host:6379/0")
         return
     yield from workers_of(workers, settings.queue)
 

@@ -11,6 +11,7 @@ import redis
 
 from ops.doctor.finding import Finding, fail, ok, warn
 from queueing.keys import Keys
+from queueing.protocol import Depth
 
 MIN_VERSION = (6, 2)
 """The scripts need XAUTOCLAIM. 7.0 also reports entries that were deleted while they were pending."""
@@ -125,6 +126,17 @@ def clock(here_s: float, there_s: float, round_trip_s: float) -> Finding:
             "clock", said, "let both set their clocks over the network (macOS: sudo sntp -sS time.apple.com)"
         )
     return ok("clock", f"The clocks agree to {max(abs(skew), round_trip_s / 2):.3f} s.")
+
+
+def webhooks(depth: Depth) -> Finding:
+    """Whether the ends of jobs reach those who asked to be told."""
+    if depth.webhooks_are_late:
+        said = f"{depth.webhooks_waiting} wait, the first of them for {depth.webhooks_overdue_s:.0f} s."
+        return warn("webhooks", said, "set DECIBATCH_WEBHOOK_SECRET on a worker, or add workers")
+    if depth.webhooks_given_up:
+        said = f"Given up, because their receivers did not take them: {depth.webhooks_given_up}."
+        return warn("webhooks", said, "decibatch webhooks list, then decibatch webhooks retry JOB")
+    return ok("webhooks", "None waits for long, and none was given up.")
 
 
 def ask(client: redis.Redis, queue: str) -> list[Finding]:

@@ -1,5 +1,6 @@
--- What waits, by lane. Changes nothing. Returns {delayed, dead, waiting, then per lane: lane, waiting, running, oldest}:
--- oldest is the age in milliseconds, since its submission, of the job that has waited longest; -1 where none waits.
+-- What waits, by lane. Changes nothing. Returns {delayed, dead, waiting, webhooks that wait, for how long the first of
+-- them has been due in milliseconds, webhooks given up, unfinished jobs of RQ, then per lane: lane, waiting, running,
+-- oldest}: oldest is the age in milliseconds, since its submission, of the job that has waited longest; -1 where none waits.
 -- Ids that were cancelled or have expired in a backlog count until they are passed over.
 -- Tenants that are looked at for the oldest, so that one script stays short.
 local LOOKED_AT = 200
@@ -43,9 +44,13 @@ for _, model in ipairs(redis.call('SMEMBERS', root .. ':models')) do
   end
 end
 
+local webhooks = root .. ':hooks:http'
+local first = redis.call('ZRANGE', webhooks, 0, 0, 'WITHSCORES')
 local out = {
   redis.call('ZCARD', root .. ':delayed'), redis.call('ZCARD', root .. ':dead'),
   tonumber(redis.call('HGET', counts_key, 'waiting') or 0),
+  redis.call('ZCARD', webhooks), first[2] and math.max(0, now - tonumber(first[2])) or 0,
+  redis.call('ZCARD', root .. ':undelivered'), redis.call('ZCARD', root .. ':bridged'),
 }
 for _, lane in ipairs({ 'interactive', 'normal', 'bulk' }) do
   local one = lanes[lane]

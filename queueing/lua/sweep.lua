@@ -5,6 +5,8 @@
 -- ARGV: keys to look at, milliseconds between two looks where nothing has called for one
 -- Items of lists that one look reads. With a hundred keys this is about a millisecond of the server.
 local SOUGHT = 1000
+-- Of each list for people, jobs that one look checks.
+local LISTED = 8
 local state_key = root .. ':sweep'
 local said = redis.call('HMGET', state_key, 'cursor', 'at', 'passes')
 local passes = tonumber(said[3] or 0)
@@ -87,6 +89,12 @@ for _, key in ipairs(found[2]) do
     else
       give_turn(model, lane, tenant)
     end
+  end
+end
+-- Lists for people to look at: what has expired since leaves them, so that their lengths are those of what is there.
+for _, list in ipairs({ root .. ':dead', root .. ':undelivered' }) do
+  for _, id in ipairs(redis.call('ZRANDMEMBER', list, LISTED)) do
+    if redis.call('EXISTS', job_key(id)) == 0 then redis.call('ZREM', list, id) end
   end
 end
 if passes > 0 then out[1] = 1 end

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from decibatch import AsyncClient, Client
 from tests.examples.conftest import WEBHOOK_SECRET, Stage
 from tests.support.waiting import wait_until
 
@@ -80,9 +81,9 @@ def form(data: bytes) -> tuple[bytes, str]:
     return head.encode() + data + f"\r\n--{border}--\r\n".encode(), f"multipart/form-data; boundary={border}"
 
 
-def post_file(port: int, data: bytes, query: str = "") -> http.client.HTTPResponse:
+def post_file(port: int, data: bytes) -> http.client.HTTPResponse:
     body, kind = form(data)
-    return request(port, "POST", "/transcripts" + query, body, **{"Content-Type": kind})
+    return request(port, "POST", "/transcripts", body, **{"Content-Type": kind})
 
 
 def test_fastapi_upload_events_and_transcript(stage: Stage, fastapi_port: tuple[int, ModuleType]) -> None:
@@ -114,12 +115,36 @@ def test_fastapi_refuses_and_does_not_know(stage: Stage, fastapi_port: tuple[int
     assert module.told == []
 
 
-def test_fastapi_is_told_the_end(stage: Stage, fastapi_port: tuple[int, ModuleType]) -> None:
+def test_fastapi_is_told_the_end(
+    stage: Stage, fastapi_port: tuple[int, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A webhook of the worker reaches the application, which finds it rightly signed."""
     port, module = fastapi_port
-    hook = f"http://127.0.0.1:{port}/hooks/decibatch"
-    job = json.loads(post_file(port, stage.clip.read_bytes(), f"?hook={hook}").read())["job"]
+    monkeypatch.setenv("HOOK_URL", f"http://127.0.0.1:{port}/hooks/decibatch")
+    job = json.loads(post_file(port, stage.clip.read_bytes()).read())["job"]
     wait_until(lambda: job in module.told, "told")
+
+
+NOBODY = "redis://127.0.0.1:1/0"
+
+
+def test_fastapi_without_redis(fastapi_port: tuple[int, ModuleType]) -> None:
+    """While Redis is away an upload is answered with 503 and when to come back, and does not say where it is."""
+    port, module = fastapi_port
+    module.app.state.client = AsyncClient(NOBODY, patience_s=0)
+    answer = post_file(port, b"sound")
+    assert (answer.status, answer.getheader("Retry-After")) == (503, "5")
+    assert b"127.0.0.1" not in answer.read()
+
+
+def test_flask_without_redis(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in Flask."""
+    module = load("flask_app", monkeypatch, stage)
+    module.client.close()
+    with Client(NOBODY, patience_s=0) as module.client:
+        answer = module.app.test_client().post("/transcripts", data={"file": (io.BytesIO(b"sound"), "a.wav")})
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert "127.0.0.1" not in answer.text
 
 
 def test_flask_upload_events_and_transcript(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +162,7 @@ def test_flask_upload_events_and_transcript(stage: Stage, monkeypatch: pytest.Mo
 
 
 def test_django_upload_events_and_transcript(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with Django's test client."""
+    """The same with Django's test client; and 503 where Redis is away."""
     import django
     from django.core.files.uploadedfile import SimpleUploadedFile
 
@@ -156,6 +181,11 @@ def test_django_upload_events_and_transcript(stage: Stage, monkeypatch: pytest.M
         assert web.get(place).json() == {"state": "done", "text": stage.text}
         assert web.get("/transcripts/nobodyknows").status_code == 404
         assert web.post("/transcripts").status_code == 422
+        with Client(NOBODY, patience_s=0) as away:
+            monkeypatch.setattr(module, "client", lambda: away)
+            answer = web.get(place)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert b"127.0.0.1" not in answer.content
 
 
 def test_rq_gets_its_result(stage: Stage) -> None:

@@ -181,6 +181,16 @@ def test_wrong_usage_exits_2(cli, args: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_what_was_meant_is_named(cli) -> None:
+    """A command that is nearly one is told with that one, and a variable that is nearly a setting as well."""
+    done = cli("submitt", "a.wav")
+    assert done.returncode == 2
+    assert "No such command 'submitt'. Did you mean 'submit'?" in done.stderr
+    done = cli("config", env={"DECIBATCH_REDIS_ULR": "redis://h"})
+    assert done.returncode == 0
+    assert done.stderr == "decibatch: DECIBATCH_REDIS_ULR is no setting; did you mean DECIBATCH_REDIS_URL?\n"
+
+
 def test_interrupted_the_jobs_go_on(server: EmbeddedServer, queue_name: str) -> None:
     """^C during --wait exits 130, names the jobs, and leaves them waiting."""
     env = clean_environment(DECIBATCH_REDIS_URL=server.url, DECIBATCH_QUEUE=queue_name)

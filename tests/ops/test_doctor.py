@@ -17,6 +17,7 @@ from ops.doctor import machine, server
 from ops.doctor.finding import Finding
 from ops.embedded import EmbeddedServer
 from queueing.connect import connect
+from queueing.protocol import Depth
 
 SETUSER = ("ACL", "SETUSER")
 RIGHTS = ("reset", "on", ">pw", "~decibatch:*", "&decibatch:*", "+@all")
@@ -43,6 +44,16 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
 def test_python(version: tuple[int, int, int], system: str, kind: str, bits: int, verdict: str) -> None:
     """Old, translated and 32-bit interpreters are found."""
     assert machine.python(version, system, kind, pointer_bits=bits).verdict == verdict
+
+
+def test_folders_for_inputs(tmp_path: Path) -> None:
+    """A folder that is not there is found, by name; any file and no file at all are choices, and told."""
+    there, gone = str(tmp_path), str(tmp_path / "uplaods")
+    verdicts_ = [finding.verdict for finding in machine.inputs((there, gone))]
+    assert verdicts_ == ["ok", "warn"]
+    assert gone in machine.inputs((gone,))[0].said
+    assert [machine.inputs(roots)[0].verdict for roots in (None, ())] == ["ok", "ok"]
+    assert machine.inputs(None)[0].said != machine.inputs(())[0].said
 
 
 def test_missing_packages_are_named() -> None:
@@ -240,8 +251,19 @@ def test_the_command_on_a_sound_machine(cli: Any, tmp_path: Path) -> None:
     told = json.loads(ended.stdout)
     checks = {finding["check"] for finding in told["findings"]}
     assert checks >= {
-        *("python", "packages", "mlx", "model", "limits", "disk", "redis", "eviction", "persistence"),
-        *("acl", "clock", "workers", "service"),
+        *(
+            "python",
+            "packages",
+            "mlx",
+            "model",
+            "limits",
+            "inputs",
+            "disk",
+            "redis",
+            "eviction",
+            "persistence",
+        ),
+        *("acl", "clock", "workers", "webhooks", "service"),
     }
     assert [finding for finding in told["findings"] if finding["verdict"] == "fail"] == []
     assert told["sound"] is True
@@ -272,10 +294,13 @@ def test_every_finding_that_is_not_sound_has_a_mend() -> None:
         *machine.models({"a": "x"}),
         *machine.limits(10, 10**9, 1024**3),
         machine.disk("spool", Path("/x"), 0, writable=True),
+        *machine.inputs(("/nowhere/at/all",)),
         server.version({}),
         server.eviction({"maxmemory_policy": "allkeys-lru", "maxmemory": 1}),
         server.persistence({}),
         server.rights(["EVAL"], "app"),
         server.clock(time.time(), 0.0, 0.0),
+        server.webhooks(Depth((), 0, 0, 0, webhooks_waiting=2, webhooks_overdue_s=90.0)),
+        server.webhooks(Depth((), 0, 0, 0, webhooks_given_up=1)),
     ]
     assert all(finding.verdict != "ok" and finding.mend for finding in bad)

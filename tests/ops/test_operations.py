@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import inspect
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from tests.ops.stand_in import clean_environment
 from tests.support.launchd import PlayedLaunchd
 from tests.support.watched import Watched
 from worker import health
+from worker.watch import Watch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
@@ -147,13 +149,24 @@ def test_the_list_of_the_page(tmp_path: Path) -> None:
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) <= told.keys()
 
 
+def names_in(head: str) -> set[str]:
+    """The code words in the first column of the table that begins so."""
+    table = PAGE[PAGE.index(head) :].split("\n\n", 1)[0]
+    return {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def test_the_warnings_of_the_page() -> None:
+    """The warnings that the page explains are those that a worker gives."""
+    given = set(re.findall(r'f"(\w+) [({]', inspect.getsource(Watch.warnings)))
+    assert len(given) == 6
+    assert names_in("| warning | meaning |") == given
+
+
 def test_the_reasons_of_the_page() -> None:
     """The reasons that the page explains are those that a worker gives."""
     source = Path(health.__file__).read_text("utf-8")
-    table = PAGE[PAGE.index("| reason | meaning |") : PAGE.index("### Its own speed")]
-    first_cells = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
-    reasons = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
-    states = {f"engine_{state}" for state in ("starting", "loading", "restarting")}
+    reasons = names_in("| reason | meaning |")
+    states = {f"engine_{state}" for state in ("starting", "loading", "restarting", "stopped")}
     assert reasons - states <= set(re.findall(r'"(\w+)', source))
     given = set(re.findall(r'said\.append\(f?"(\w+)', source)) - {"engine_"}
     assert given <= reasons

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ops.settings import DEFAULT_MODELS, SettingsInvalid, default_config_file, load, mask_url, source_of
+from ops.settings import (
+    DEFAULT_MODELS,
+    SettingsInvalid,
+    default_config_file,
+    load,
+    mask_url,
+    misspelt,
+    source_of,
+)
 from ops.worker_config import default_worker_name, worker_config
 
 
@@ -54,6 +62,33 @@ def test_an_unknown_key_is_named(toml) -> None:
     toml("lease_seconds = 3")
     with pytest.raises(SettingsInvalid, match="no setting called lease_seconds"):
         load()
+
+
+def test_what_was_meant_is_named(toml) -> None:
+    """A key that is nearly one is told with that one."""
+    toml('redis_ulr = "redis://h"')
+    with pytest.raises(SettingsInvalid, match=r"no setting called redis_ulr \(did you mean redis_url\?\)"):
+        load()
+
+
+def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
+    """What would be passed over in silence is named with what was meant; what is somebody else's is left alone."""
+    environ = {
+        "DECIBATCH_INPUT_ROOT": "/srv",
+        "DECIBATCH_QUEUE": "main",
+        "DECIBATCH_CONFIG": "",
+        "DECIBATCH_HOSTNAME_OF_OUR_APP": "x",
+        "PATH": "",
+    }
+    assert misspelt(environ) == ["DECIBATCH_INPUT_ROOT is no setting; did you mean DECIBATCH_INPUT_ROOTS?"]
+
+
+def test_our_own_rules_are_told_in_our_own_words(monkeypatch) -> None:
+    """No message begins with the name of a Python exception."""
+    monkeypatch.setenv("DECIBATCH_INPUT_ROOTS", "uploads")
+    with pytest.raises(SettingsInvalid) as caught:
+        load()
+    assert str(caught.value) == "input_roots: each folder must be an absolute path"
 
 
 def test_a_wrong_value_is_named_but_not_shown(monkeypatch) -> None:

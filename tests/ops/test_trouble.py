@@ -16,6 +16,7 @@ from ops.doctor.run import workers_of
 from ops.embedded import EmbeddedServer
 from ops.health import WorkerHealth
 from queueing.client import Client
+from queueing.job import State
 from tests.support.waiting import wait_until
 from tests.support.watched import Watched, emptied, fetch
 from tests.support.worker_process import WorkerProcess, speech, write_wav
@@ -23,7 +24,8 @@ from worker.pace import FLOOR_S
 
 
 def test_a_stuck_engine_turns_unready_in_seconds(server: EmbeddedServer, tmp_path: Path) -> None:
-    """A step that hangs is told long before its deadline of minutes ends it, over HTTP and in Redis."""
+    """A step that hangs is told long before its deadline of minutes ends it, over HTTP and in Redis; what comes
+    then is left to others."""
     emptied(server)
     worker = WorkerProcess(server.url, tmp_path, fake=FakeConfig(), step_deadline_s=600)
     try:
@@ -34,11 +36,16 @@ def test_a_stuck_engine_turns_unready_in_seconds(server: EmbeddedServer, tmp_pat
             client.submit(write_wav(tmp_path / "b.wav", speech(2.0), Poison.HANG))
             wait_until(lambda: seen.ready()[0] == 503, "not ready", 60.0)
         assert seen.ready()[1]["reasons"] == ["engine_stalled"]
-        assert seen.status()["step_s"] > FLOOR_S
+        assert seen.status()["step_s"] >= FLOOR_S  # told in hundredths
         assert seen.status()["engine"]["restarts"] == 0
         assert fetch(seen.address, "/livez")[0] == 200
         assert seen.scrape()["decibatch_engine_stalled"][()] == 1
         wait_until(lambda: worker.health().get("reasons") == ["engine_stalled"], "told in Redis")
+        with Client(server.url) as client:
+            late = client.submit(write_wav(tmp_path / "c.wav", speech(2.0)))
+            told_ms = worker.health()["at_ms"] + 2000
+            wait_until(lambda: worker.health()["at_ms"] > told_ms, "some looks at the queue later")
+            assert client.status(late).state is State.WAITING
     finally:
         worker.close()
 
@@ -68,7 +75,7 @@ def test_a_worker_without_redis_says_so(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_does_not_stop_the_work(server: EmbeddedServer, tmp_path: Path) -> None:
-    """A worker whose port is taken works without a health server, and its log says so."""
+    """A worker whose port is taken works without a health server, and its log and its health in Redis say so."""
     emptied(server)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -78,6 +85,9 @@ def test_a_taken_port_does_not_stop_the_work(server: EmbeddedServer, tmp_path: P
             worker.wait_ready()
             assert worker.health()["http"] == ""
             assert "no health server" in worker.log.read_text()
+            (warning,) = worker.health()["warnings"]
+            assert warning.startswith("no_health_server (127.0.0.1:")
+            assert warning.endswith(": address already in use)")
             assert worker.terminate() == 0
         finally:
             worker.close()

@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import math
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ import yaml
 from rich.console import Console
 
 from ops import top
+from ops.cli import COMMANDS
 from ops.health import WorkerHealth
 from ops.metrics import SECONDS, Metrics
 from queueing.client import Client
@@ -108,6 +111,7 @@ def panels() -> list[tuple[str, str]]:
     ]
 
 
+RULE_FIELDS = {"alert", "expr", "for", "labels", "annotations"}
 EXPRESSIONS = [*rules(), *panels()]
 
 
@@ -129,6 +133,26 @@ def test_every_expression_has_its_series(watched: Watched, title: str, expr: str
         }
         series = scrape.get(selector.name, {})
         assert any(wanted.items() <= dict(labels).items() for labels in series), (selector.name, wanted)
+
+
+def test_the_rules_are_rules_and_say_what_to_do() -> None:
+    """Every rule has the fields that Prometheus takes, a summary, and an action whose commands exist; promtool agrees,
+    where it is installed."""
+    path = ROOT / "ops" / "alerts.yml"
+    (group,) = yaml.safe_load(path.read_text("utf-8"))["groups"]
+    assert group.keys() == {"name", "rules"}
+    assert len(group["rules"]) >= 15
+    for rule in group["rules"]:
+        assert {"alert", "expr", "labels", "annotations"} <= rule.keys() <= RULE_FIELDS
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+        assert rule["labels"].keys() == {"severity"}
+        assert rule["labels"]["severity"] in ("page", "warn", "info")
+        assert rule["annotations"].keys() == {"summary", "action"}
+        for name in re.findall(r"\bdecibatch ([a-z]+)", rule["annotations"]["action"]):
+            assert name in COMMANDS
+    tool = shutil.which("promtool")
+    if tool is not None:
+        subprocess.run([tool, "check", "rules", path], check=True)
 
 
 def test_jobs_are_counted_by_lane(watched: Watched) -> None:
@@ -191,6 +215,42 @@ def test_the_failure_is_counted_by_its_code(watched: Watched) -> None:
     assert scrape["decibatch_jobs_total"][("outcome", "failed"),] == 1
 
 
+def test_webhooks_are_counted_by_what_became_of_them(watched: Watched) -> None:
+    """One that was taken, and one whose receiver is gone: counted for the worker, and listed for the queue."""
+    scrape = watched.scrape()
+    counts = {dict(labels)["outcome"]: n for labels, n in scrape["decibatch_webhooks_total"].items()}
+    assert counts == {"delivered": 1, "retried": 0, "given_up": 1}
+    assert scrape["decibatch_queue_webhooks_given_up"][()] == 1
+    assert scrape["decibatch_queue_webhooks_waiting"][()] == 0
+    assert scrape["decibatch_queue_webhooks_overdue_seconds"][()] == 0
+
+
+def test_jobs_of_rq_are_counted_by_what_became_of_them(watched: Watched) -> None:
+    """One that was done, and one that named what there is not: bridged, finished, refused; none is left open."""
+    scrape = watched.scrape()
+    counts = {dict(labels)["outcome"]: n for labels, n in scrape["decibatch_rq_jobs_total"].items()}
+    assert counts == {
+        "bridged": 1,
+        "refused": 1,
+        "put_back": 0,
+        "finished": 1,
+        "failed": 0,
+        "cancelled": 0,
+        "overtaken": 0,
+    }
+    assert (scrape["decibatch_rq_up"][()], scrape["decibatch_queue_rq_open_jobs"][()]) == (1, 0)
+
+
+def test_a_worker_that_does_neither_has_the_series_all_the_same(watched: Watched) -> None:
+    """Without webhooks and bridge the counts stand at 0, so that rules have their series, and up is unknown."""
+    metrics = Metrics()
+    metrics.watch(lambda: {**watched.status(), "webhooks": None, "rq": None})
+    told = metrics.scrape().decode()
+    assert 'decibatch_webhooks_total{outcome="given_up"} 0.0' in told
+    assert 'decibatch_rq_jobs_total{outcome="finished"} 0.0' in told
+    assert "decibatch_rq_up NaN" in told
+
+
 def test_levels_exits_and_slots_are_counted() -> None:
     """What seldom happens is counted as it is told: changes of level, ends of the engine, empty slots."""
     metrics = Metrics()
@@ -233,6 +293,29 @@ def test_top_shows_a_real_worker(watched: Watched) -> None:
     assert "1 of 1 worker ready" in text
 
 
+def test_top_and_health_show_webhooks_and_rq(watched: Watched) -> None:
+    """What was told to others stands with the worker, what was given up at the head, and both in `health`."""
+    counts = ("1 delivered  1 given up", "1 bridged  1 refused  1 finished")
+    text = drawn(top.read(watched.url, "main"))
+    assert f"webhooks {counts[0]}" in text
+    assert f"rq       {counts[1]}" in text
+    assert "webhooks 0 waiting 1 given up" in text
+    command = [sys.executable, "-m", "decibatch", "health"]
+    env = clean_environment(DECIBATCH_REDIS_URL=watched.url)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert f"studio  webhooks: {counts[0]}" in ran.stdout
+    assert f"studio  rq: {counts[1]}" in ran.stdout
+
+
+def test_top_leaves_names_as_they_are() -> None:
+    """The name of a reason loses its underscores; a setting that stands behind it keeps them."""
+    fields = {"warnings": ["webhooks_overdue (1 wait; is DECIBATCH_WEBHOOK_SECRET set?)"]}
+    seen = top.Snapshot(
+        "main", (WorkerHealth("w", True, (), 0.0, 0.0, fields),), Depth((), 0, 0, 0), time.time()
+    )
+    assert "webhooks overdue (1 wait; is DECIBATCH_WEBHOOK_SECRET set?)" in drawn(seen)
+
+
 def test_top_fits_eighty_columns(watched: Watched) -> None:
     """No line is longer than 80 columns, and none is wrapped: a wider terminal shows the same lines."""
     seen = top.read(watched.url, "main")
@@ -262,6 +345,21 @@ def test_top_bears_a_worker_of_another_version(fields: dict[str, Any]) -> None:
     depth = Depth(tuple(LaneDepth(lane, 0, 0, 0.0) for lane in LANES), 0, 0, 0)
     seen = top.Snapshot("main", (WorkerHealth("old", True, (), 0.0, 0.0, fields),), depth, time.time())
     assert "old" in drawn(seen)
+
+
+def test_long_names_crowd_out_nothing() -> None:
+    """With the long id of a job of RQ and a worker of a long name, time, outcome and code stay whole at 80 columns, and
+    the id can be read to its end."""
+    job = "rq-" + "0123456789abcdef" * 2 + "fedcba98"
+    failures = [{"at_ms": 0, "job": job, "outcome": "handback", "code": "url_not_allowed"}]
+    fields = {"failures": failures}
+    worker = WorkerHealth("studio-on-the-second-floor", True, (), 0.0, 0.0, fields)
+    told = drawn(top.Snapshot("main", (worker,), Depth((), 0, 0, 0), 0.0))
+    table = told[told.index("failed") :].splitlines()[1:]
+    assert time.strftime("%H:%M:%S", time.localtime(0)) in table[0]
+    assert "handback" in table[0] and "url_not_allowed" in table[0]
+    assert "".join(line[table[0].index("rq-") :].strip() for line in table) == job
+    assert max(len(line.rstrip()) for line in table) <= 80
 
 
 def test_top_escapes_what_others_wrote() -> None:

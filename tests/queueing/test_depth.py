@@ -78,3 +78,33 @@ def test_delayed_and_dead_jobs_are_counted(queue_redis: redis.Redis, redis_url: 
     told = depth(queue_redis)
     assert (told.delayed, told.dead, told.waiting) == (1, 1, 1)
     queue_redis.flushall()
+
+
+def test_what_is_owed_to_others(queue_redis: redis.Redis, redis_url: str) -> None:
+    """Webhooks that wait, for how long the first has been due, those given up, and unfinished jobs of RQ."""
+    with Client(redis_url) as client:
+        for number in range(3):
+            client.cancel(client.submit(f"/{number}.wav", webhook="https://example.com/"))
+    (first, *_) = run(queue_redis, QUEUE.hook_take("http", 1, 60_000))
+    assert run(queue_redis, QUEUE.hook_end("http", first, "dead", note="it answered with status 410")) == "ok"
+    # As if nobody had sent them for two minutes.
+    queue_redis.zincrby(
+        QUEUE.keys.hooks("http"), -120_000, queue_redis.zrange(QUEUE.keys.hooks("http"), 0, 0)[0]
+    )
+    queue_redis.zadd(QUEUE.keys.bridged, {"rq-1": 1, "rq-2": 1})
+    told = depth(queue_redis)
+    assert (told.webhooks_waiting, told.webhooks_given_up, told.rq_open) == (2, 1, 2)
+    assert 119 < told.webhooks_overdue_s < 180
+    assert told.webhooks_are_late
+
+
+def test_what_is_gone_leaves_the_lists(queue_redis: redis.Redis) -> None:
+    """Dead jobs and webhooks given up that have expired are not counted for ever: a look around takes them off."""
+    keys = QUEUE.keys
+    queue_redis.hset(keys.job("there"), mapping={"state": "dead"})
+    queue_redis.expire(keys.job("there"), 60)
+    for name in (keys.dead, keys.undelivered):
+        queue_redis.zadd(name, {"there": 1, "gone": 1})
+    run(queue_redis, QUEUE.sweep(pause_ms=0))
+    told = depth(queue_redis)
+    assert (told.dead, told.webhooks_given_up) == (1, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +19,11 @@ from rq.serializers import JSONSerializer
 from rq.utils import current_timestamp
 
 from queueing import rq_jobs
+from queueing.client import Client
 from queueing.connect import connect
 from queueing.errors import InvalidJob
 from queueing.protocol import Admission, Delivery
-from queueing.rq_bridge import Bridge, submission_of
+from queueing.rq_bridge import ARGUMENTS, Bridge, submission_of
 from queueing.rq_jobs import RqJobs
 from tests.support.bench import Bench, result_json
 from tests.support.redis_server import RedisServer
@@ -124,6 +127,10 @@ def registries(world: World) -> dict[str, int]:
     }
 
 
+def counted(bridge: Bridge) -> dict[str, int]:
+    return {outcome: count for outcome, count in bridge.counts.items() if count}
+
+
 NOWHERE = {"started": 0, "finished": 0, "failed": 0, "canceled": 0, "intermediate": 0, "waiting": 0}
 
 
@@ -157,6 +164,29 @@ def test_arguments_are_those_of_submit(world: World) -> None:
     assert delivery.stream.endswith(":bulk")
 
 
+def test_every_argument_of_submit_is_taken_or_rqs_own() -> None:
+    """A new argument of the client is one for RQ as well; left out is what RQ decides itself."""
+    rqs_own = {
+        "self",
+        "kind",
+        "idempotency_key",
+        "deadline_s",
+        "not_before",
+        "delay_s",
+        "result_ttl_s",
+        "job_id",
+    }
+    assert inspect.signature(Client.submit).parameters.keys() - rqs_own - {"webhook"} == ARGUMENTS
+
+
+def test_words_and_beams_can_be_asked_for(world: World) -> None:
+    """The options of version 2 reach the job, and with them the version that a worker must know."""
+    world.enqueue(kwargs={**INPUT, "words": True, "beam_size": 4, "hot_words": ["Anna"]})
+    payload = json.loads(world.taken(world.worker()).payload)
+    assert payload["v"] == 2
+    assert payload["options"] == {"words": True, "beam_size": 4, "hot_words": ["Anna"]}
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "text"),
     [
@@ -164,7 +194,9 @@ def test_arguments_are_those_of_submit(world: World) -> None:
         (NAME, {"input": "relative.wav"}, "absolute"),
         (NAME, {"input": "/a.wav", "job_id": "another1"}, "no such arguments: job_id"),
         (NAME, {"input": "/a.wav", "webhook": "http://h/"}, "no such arguments: webhook"),
-        (NAME, {"input": "/a.wav", "model": "../x"}, "model"),
+        (NAME, {"input": "/a.wav", "langauge": "en"}, "langauge (did you mean language?)"),
+        (NAME, {"inptu": "/a.wav"}, "inptu (did you mean input?)"),
+        (NAME, {"input": "/a.wav", "model": "../x"}, "model: a name has"),
         (NAME, {}, "input"),
         (NAME, {"input": "ftp://host/a.wav"}, "http"),
     ],
@@ -224,6 +256,7 @@ def test_a_failure_is_rqs_failure(world: World) -> None:
     latest = world.fetch(job).latest_result()
     assert latest is not None
     assert (latest.type, latest.exc_string) == (RqResult.Type.FAILED, "boom: it broke")
+    assert counted(bridge) == {"bridged": 1, "failed": 1}
 
 
 def test_retries_are_rqs_retries(world: World) -> None:
@@ -282,6 +315,7 @@ def test_a_job_cancelled_here_is_cancelled_in_rq(world: World) -> None:
     world.bench.cancel(world.taken(bridge).job_id)
     world.step(bridge)
     assert (world.status(job), registries(world)) == ("canceled", {**NOWHERE, "canceled": 1})
+    assert counted(bridge) == {"bridged": 1, "cancelled": 1}
 
 
 def test_the_timeout_of_rq_holds(world: World) -> None:
@@ -327,6 +361,7 @@ def test_a_late_success_does_not_overwrite_a_sweep(world: World) -> None:
     world.bench.settle(delivery, "done")
     world.step(bridge)
     assert (world.status(job), registries(world)) == ("failed", {**NOWHERE, "failed": 1})
+    assert counted(bridge) == {"bridged": 1, "overtaken": 1}
 
 
 def test_a_late_success_does_not_end_a_retry(world: World) -> None:
@@ -390,6 +425,7 @@ def test_a_full_queue_gives_the_job_back(world: World) -> None:
     world.step(bridge)
     assert (world.status(job), world.rq.job_ids) == ("queued", [job.id])
     assert registries(world) == {**NOWHERE, "waiting": 1}
+    assert counted(bridge) == {"put_back": 1}
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -71,3 +71,13 @@ def test_no_argument_of_a_job_reaches_the_log(
     result = job.latest_result()
     assert result is not None
     assert "hunter2" not in log and result.return_value["text"] not in log
+
+
+def test_a_bridge_that_cannot_work_says_so(start_worker: StartWorker, redis_url: str) -> None:
+    """Where RQ's own Redis is away the worker stays ready, and its health names what is wrong."""
+    worker = start_worker(rq_queues="audio", rq_redis_url="redis://127.0.0.1:1/0").wait_ready()
+    wait_until(lambda: worker.health()["warnings"], "a warning")
+    told = worker.health()
+    assert told["ready"] is True
+    assert told["warnings"] == ["rq_away (its Redis does not answer: ConnectionError)"]
+    assert told["rq"]["problem"] == "its Redis does not answer: ConnectionError"

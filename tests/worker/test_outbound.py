@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from typing import Any
 
 import pytest
@@ -85,3 +86,19 @@ def test_a_name_that_resolves_anew_changes_nothing(monkeypatch: pytest.MonkeyPat
     connection.close()
     assert went == [("1.1.1.1", 80)]
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "its name is not known"),
+        (ConnectionRefusedError(111, "Connection refused"), "it refused"),
+        (ConnectionResetError(104, "Connection reset by peer"), "it was cut"),
+        (TimeoutError(), "it was silent for too long"),
+        (ssl.SSLCertVerificationError(1, "self-signed"), "its certificate is not valid"),
+        (ssl.SSLError(1, "hunter2"), "SSLError"),
+    ],
+)
+def test_why_a_connection_failed_is_told_in_words(failure: Exception, words: str) -> None:
+    """Whoever gave the URL reads what is wrong with it; nothing that the other side said is repeated."""
+    assert outbound.why(failure) == words

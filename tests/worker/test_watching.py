@@ -15,14 +15,18 @@ import numpy as np
 import pytest
 
 from engine.protocol import ChunkDone, ChunkFailed, Loaded, Rung, Sample, Shape, StepDone, StepStarted
+from queueing.protocol import Depth
 from worker import canary
 from worker.assembler import WaitingChunk
 from worker.awake import Awake, command
+from worker.bridge import BridgeState
 from worker.canary import RUNS, Bests, Canary, Measured, best_key
+from worker.config import WatchConfig
 from worker.facts import BatchSent, Fact, JobEnded, StepRan
 from worker.pace import FLOOR_S, TIMES, Pace
 from worker.stats import WINDOW_S, Stats, quantile
 from worker.usage import CpuReader, IoregReader, parse_ioreg
+from worker.watch import NEWER_S, Watch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "macos"
 NOTHING = Sample(0, 0, 0, 0)
@@ -376,3 +380,20 @@ def test_an_engine_that_refuses_or_dies_is_a_problem_not_a_hang(tmp_path: Path) 
     assert "numeric" in played(tmp_path, fails).problem
     assert "died" in played(tmp_path, dies).problem
     assert list(tmp_path.iterdir()) == []
+
+
+# --- webhooks and RQ --------------------------------------------------------------------------------
+
+
+def test_what_is_owed_to_others_is_a_warning() -> None:
+    """A bridge that cannot work, and webhooks that nobody sends, are told although the worker works."""
+    watch = Watch(WatchConfig(), Awake(Spawned()))
+    assert watch.warnings() == []
+    watch.bridge = BridgeState(problem="its Redis does not answer: ConnectionError")
+    watch.depth = Depth((), 0, 0, 0, webhooks_waiting=3, webhooks_overdue_s=61.0)
+    assert [one.partition(" ")[0] for one in watch.warnings()] == ["rq_away", "webhooks_overdue"]
+    watch.newer(2)
+    assert watch.warnings()[0] == "newer_jobs (2 need a worker of a newer version)"
+    watch._newer_at -= NEWER_S
+    watch.bridge.problem, watch.depth = "", Depth((), 0, 0, 0, webhooks_waiting=3, webhooks_overdue_s=59.0)
+    assert watch.warnings() == []

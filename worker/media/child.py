@@ -156,7 +156,7 @@ def _obtain(job: Frame, limits: MediaLimits) -> tuple[int, int, str]:
                 check_size(fetch(job["source"], into, limits), limits.max_bytes, name)
         except OSError as exc:
             raise _storage_error(exc, name) from exc
-    fd = open_regular(temp, limits.max_bytes)
+    fd = open_regular(temp, limits.max_bytes, name=name)
     # Nobody else needs the name; without it nothing is left behind however this process ends.
     Path(temp).unlink()
     return os.fstat(fd).st_size, fd, name

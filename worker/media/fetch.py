@@ -138,8 +138,8 @@ def _write(into: BinaryIO, block: bytes) -> None:
 def _lost(parts: SplitResult, exc: Exception) -> MediaError:
     if isinstance(exc, ssl.SSLCertVerificationError):
         return MediaError("fetch_failed", f"The certificate of {parts.hostname} is not valid.")
-    reason = "it was silent for too long" if isinstance(exc, TimeoutError) else type(exc).__name__
-    return MediaError("fetch_failed", f"The connection to {parts.hostname} failed: {reason}.", retryable=True)
+    why = outbound.why(exc)
+    return MediaError("fetch_failed", f"The connection to {parts.hostname} failed: {why}.", retryable=True)
 
 
 def _shown(parts: SplitResult) -> str:

@@ -11,7 +11,9 @@ from pathlib import Path
 from worker.media.types import MediaError
 
 
-def open_regular(path: str, max_bytes: int, roots: tuple[str, ...] | None = None) -> int:
+def open_regular(
+    path: str, max_bytes: int, roots: tuple[str, ...] | None = None, *, name: str | None = None
+) -> int:
     """A descriptor at the start of the file. Raises MediaError.
 
     The kind is asked before opening, since opening a device can act on it, and again on the descriptor,
@@ -19,8 +21,9 @@ def open_regular(path: str, max_bytes: int, roots: tuple[str, ...] | None = None
 
     :param roots: folders under which the file must lie when all symbolic links are resolved. Asked of the path
         before anything else, so that the answer tells nothing of what lies outside, and of the open descriptor.
+    :param name: what messages call the file; None for its base name.
     """
-    name = shown_name(path)
+    name = shown_name(path) if name is None else name
     if not Path(path).is_absolute() or "\0" in path:
         raise MediaError("input_not_found", "The path of the input must be absolute.")
     try:

@@ -110,3 +110,10 @@ def test_limits_that_make_no_sense_are_refused(limits):
     """A limit of nothing, or a piece that no window holds, is a mistake of the caller."""
     with pytest.raises(ValueError, match="must"):
         MediaLimits(**limits)
+
+
+def test_what_was_sent_is_not_called_by_the_name_of_a_file(tmp_path):
+    """A file of ours that holds what was sent is named in messages by what it is."""
+    (tmp_path / "ours.input").write_bytes(b"")
+    with pytest.raises(MediaError, match=r"The input \(inline\) is empty"):
+        source.open_regular(str(tmp_path / "ours.input"), 10, name="inline")
