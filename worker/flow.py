@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,7 +34,10 @@ from worker.settle import Settler, internal_error
 
 log = logging.getLogger("decibatch.job")
 
-SHORT_INLINE_BYTES = 1024 * 1024
+SHORT_BYTES = 1024 * 1024
+"""Of an input that a media process kept for short work may decode: 30 s of PCM; some minutes where it is compressed."""
+STAT_TIMEOUT_S = 0.5
+"""For a file system to tell a size. One that hangs must hang a media process, which can be killed, and not us."""
 TEMPERATURE_STEP = 0.2
 DEADLINE_MARGIN_S = 0.02
 """Redis' clock and the reply's way here differ from ours by a little: look just after, not just before."""
@@ -217,12 +222,12 @@ class JobFlow:
         short = job.lane is Lane.INTERACTIVE
         match job.input:
             case PathInput(path=path):
-                request = MediaRequest(name, path=path, short=short)
+                request = MediaRequest(name, path=path, short=short or await is_small(path))
             case UrlInput(url=url):
                 request = MediaRequest(name, url=url, short=short)
             case InlineInput(size=size):
                 data = await self._fetch_inline(job.id)
-                request = MediaRequest(name, data=data, short=short or size <= SHORT_INLINE_BYTES)
+                request = MediaRequest(name, data=data, short=short or size <= SHORT_BYTES)
         return await self._parts.media.prepare(request)
 
     async def _fetch_inline(self, job_id: str) -> bytes:
@@ -332,6 +337,15 @@ class JobFlow:
 def given_up(why: str) -> Outcome:
     """What becomes of a job that was abandoned: see :attr:`HeldJob.abandon`."""
     return HandBack() if why == "handback" else Dropped(why)
+
+
+async def is_small(path: str) -> bool:
+    """Whether a file is quickly decoded, as far as its size tells: it need not wait behind a long one."""
+    try:
+        told = await asyncio.wait_for(asyncio.to_thread(os.stat, path), STAT_TIMEOUT_S)
+    except (OSError, ValueError, TimeoutError):
+        return False
+    return stat.S_ISREG(told.st_mode) and told.st_size <= SHORT_BYTES
 
 
 def is_urgent(lane: Lane, pieces: int) -> bool:

@@ -21,7 +21,6 @@ class Task:
 
     request: ChunkRequest
     samples: audio.FloatArray
-    mel: audio.FloatArray
     language: str | None
     prompt: list[int]
     segments: list[Segment] = field(default_factory=list)
@@ -32,6 +31,13 @@ class Task:
     temperature: float = 0.0
     window_s: float = 0.0
     widened: bool = False
+    _mel: audio.FloatArray | None = None
+
+    def spectrogram(self, n_mels: int) -> audio.FloatArray:
+        """Log-mel frames of the whole chunk, made when first asked for."""
+        if self._mel is None:
+            self._mel = audio.log_mel(self.samples, n_mels)
+        return self._mel
 
     @property
     def text(self) -> str:

@@ -221,10 +221,8 @@ class WhisperSession:
                     ChunkFailed(request.id, request.job, "bad_spool", str(exc), retryable=True)
                 )
                 continue
-            samples = audio.from_pcm(data)
-            mel = audio.log_mel(samples, self.model.dims.n_mels)
             language = request.options.language if self.tokenizer.multilingual else "en"
-            task = Task(request, samples, mel, language, self._context(request.options))
+            task = Task(request, audio.from_pcm(data), language, self._context(request.options))
             self._lane(task).waiting.append(self._row(task, 0))
 
     def _row(self, task: Task, start: int, tail: bool = False) -> Row:
@@ -261,7 +259,14 @@ class WhisperSession:
     def _encode(self, lane: Lane, rows: list[Row]) -> None:
         for window in sorted({row.window for row in rows}):
             alike = [row for row in rows if row.window == window]
-            mel = np.stack([audio.window(row.task.mel, row.start, 2 * window) for row in alike])
+            # Of a long file's chunks each is made when its turn comes, or all of them would hold up everybody.
+            spectra = (row.task.spectrogram(self.model.dims.n_mels) for row in alike)
+            mel = np.stack(
+                [
+                    audio.window(spectrum, row.start, 2 * window)
+                    for row, spectrum in zip(alike, spectra, strict=True)
+                ]
+            )
             for row, features in zip(alike, self.model.encode(mx.array(mel)), strict=True):
                 row.features = features
         lane.waiting = [row for row in lane.waiting if row not in rows]
