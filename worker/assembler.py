@@ -33,7 +33,7 @@ class BatchLimits:
     reserve: float = 0.125
     """Share of items and seconds that one job leaves free even where nobody waits, for who comes next."""
     linger_s: float = 0.24
-    """How long an idle engine waits for companions that media is still decoding (one window of D0)."""
+    """How long an idle engine waits for short companions that media is still decoding (one window of D0)."""
     aging_s: float = 20.0
     """Seconds of waiting that lift a chunk by one lane."""
 

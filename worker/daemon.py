@@ -114,7 +114,7 @@ class Daemon:
             self._keeper,
             self._governor,
             config.batch,
-            more_coming=lambda: self._media.busy + self._media.waiting > 0,
+            more_coming=lambda: self._media.coming_soon > 0,
             on_dispatch=self._note_dispatch,
             on_refused=self._note_refused,
         )

@@ -76,6 +76,11 @@ class MediaSupervisor:
         return len(self._line)
 
     @property
+    def coming_soon(self) -> int:
+        """Short jobs that are running or in line."""
+        return sum(ticket.short for ticket in (*self._running, *self._line))
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Of the processes that live, busy ones included."""
         return tuple(sorted(process.pid for process in self._processes if process.alive))

@@ -21,7 +21,7 @@ SAMPLES = 1600
 class StandInMedia:
     """Has the face of :class:`worker.media.supervisor.MediaSupervisor`; is done before anybody waits."""
 
-    busy = waiting = spool_bytes = reserved_bytes = 0
+    busy = waiting = coming_soon = spool_bytes = reserved_bytes = 0
     pids: tuple[int, ...] = ()
 
     def __init__(self, spool_dir: Path, limits: MediaLimits, processes: int = 1) -> None:

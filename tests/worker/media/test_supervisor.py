@@ -239,8 +239,14 @@ def test_short_work_passes_long_work(supervise, silence, web, wait_until):
                 for _ in "ab"
             ]
             await wait_until(lambda: supervisor.busy == 1 and supervisor.waiting == 1)
-            done = await supervisor.prepare(MediaRequest("b", path=str(silence(1)), short=True))
-            assert done.duration_s == 1
+            assert supervisor.coming_soon == 0
+            short = asyncio.create_task(
+                supervisor.prepare(MediaRequest("b", path=str(silence(1)), short=True))
+            )
+            await asyncio.sleep(0)
+            assert supervisor.coming_soon == 1
+            assert (await short).duration_s == 1
+            assert supervisor.coming_soon == 0
             assert (supervisor.busy, supervisor.waiting) == (1, 1)
             assert not supervisor.has_room()
             for job in long:
