@@ -209,6 +209,8 @@ class Governing:
     def settled(self) -> None:
         """A job has ended."""
         decision = self._governor.job_settled()
+        if decision.suspect:
+            self._keeper.send(ClearCache())
         if decision.report:
             self._tell("leak", growth=decision.state.growth, baseline=decision.state.baseline)
         self._carry_on(time.monotonic())

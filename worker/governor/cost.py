@@ -3,10 +3,11 @@
 The peak of a batch is taken for a sum: what MLX may keep in its cache, the activations of the windows that are in the
 encoder together, the keys and values that each row's decoder attends to (frames), those of the tokens that it has
 written, and its scores over the vocabulary. The model's dimensions tell the size of each; how many times each counts is
-a factor that starts with a safe prior and is learned online by recursive least squares (Plackett, 1950), with the older
-batches slowly forgotten. So a length bucket that was never seen is predicted from what its neighbours taught. On top
-stands the bucket's own mean error, and a quantile of the errors of late as a margin; both are shares of the prediction,
-so that what a full batch was off by is not laid on a single row.
+a factor that starts with a safe prior and is learned online by a Kalman filter over a slow random walk (Kalman, 1960),
+within bounds: no stream of odd peaks may carry it away. So a length bucket that was never seen is predicted from what
+its neighbours taught. On top stands the bucket's own mean error, as a share of the prediction, and a quantile of the
+errors of late as a margin: as shares or as bytes, whichever is less here, so that what a full batch was off by is not
+laid on a single row, nor a hundred times what a row was off by on a full batch.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ HOST_CACHE = 4 * MIB
 PRIOR_STD = (0.5, 6.0, 0.5, 0.5, 2.0)
 NOISE_MIB = 6.0
 """Spread of a measured peak around the sum: malloc, and the moment at which a buffer goes."""
-FORGET = 0.995
-"""Weight of a batch beside the next one."""
+WALK = 0.03
+"""Share of :data:`PRIOR_STD` by which a factor may wander from one batch to the next."""
+BOUNDS = (0.25, 4.0)
+"""Of :data:`PRIOR`, between which a factor stays. What they cannot explain is left to the buckets."""
 UNKNOWN_SHARE = 0.10
 """Margin, as a share of the prediction, until there are enough errors to take a quantile of."""
 ENOUGH = 12
@@ -150,7 +153,8 @@ class CostModel:
     _alone: dict[float, int] = field(default_factory=dict)
     """Least measured peak of a single row, by its window."""
     _buckets: dict[float, _Bucket] = field(default_factory=dict)
-    _errors: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """Measured less expected of the latest batches, MiB and as a share."""
 
     def predict(self, load: Load) -> Prediction:
         """What the engine will need beside what it holds at rest."""
@@ -171,15 +175,20 @@ class CostModel:
         sizes = terms(load, self.shape, self.cache_limit)
         return int(sizes[2] * MIB)
 
-    def learn(self, load: Load, measured: int) -> None:
-        """A batch has peaked so many bytes above what the engine held at rest."""
+    def learn(self, load: Load, measured: int, *, exact: bool = True) -> None:
+        """A batch has peaked so many bytes above what the engine held at rest.
+
+        :param exact: False where memory that was held already sufficed: it needed no more than that, perhaps less.
+        """
         if not load.rows or measured < 0:
             return
         x, actual = terms(load, self.shape, self.cache_limit), measured / MIB
-        bucket = self._buckets.setdefault(load.bucket, _Bucket())
         expected, plain = self._expected(load), _dot(self._factors, x)
-        self._errors.append((actual - expected) / _scale(expected))
+        if not exact and actual >= expected:
+            return
+        self._errors.append((actual - expected, (actual - expected) / _scale(expected)))
         self._update(x, actual - plain)
+        bucket = self._buckets.setdefault(load.bucket, _Bucket())
         bucket.count += 1
         bucket.error += ((actual - plain) / _scale(plain) - bucket.error) / min(bucket.count, 16)
         self.batches += 1
@@ -195,21 +204,32 @@ class CostModel:
     def _margin(self, expected: float) -> float:
         if len(self._errors) < ENOUGH:
             return UNKNOWN_SHARE * expected
-        ranked = sorted(self._errors)
-        return max(0.0, ranked[min(len(ranked) - 1, int(QUANTILE * len(ranked)))]) * _scale(expected)
+        at = min(len(self._errors) - 1, int(QUANTILE * len(self._errors)))
+        in_mib, in_share = (sorted(error[kind] for error in self._errors)[at] for kind in (0, 1))
+        return max(0.0, min(in_mib, in_share * _scale(expected)))
 
     def _update(self, x: Sequence[float], error: float) -> None:
-        """One step of recursive least squares with forgetting; factors stay at zero or above."""
-        n = len(x)
+        """One step of the filter."""
         spread = [_dot(row, x) for row in self._covariance]
-        gain = [value / (NOISE_MIB**2 * FORGET + _dot(x, spread)) for value in spread]
-        self._factors = [max(0.0, f + g * error) for f, g in zip(self._factors, gain, strict=True)]
-        for i in range(n):
-            for j in range(n):
-                fresh = (self._covariance[i][j] - gain[i] * spread[j]) / FORGET
-                # Without new evidence in a direction forgetting would let it grow without bound.
-                limit = PRIOR_STD[i] * PRIOR_STD[j]
-                self._covariance[i][j] = min(limit, max(-limit, fresh))
+        gain = [value / (NOISE_MIB**2 + _dot(x, spread)) for value in spread]
+        low, high = BOUNDS
+        self._factors = [
+            min(high * prior, max(low * prior, factor + step * error))
+            for factor, step, prior in zip(self._factors, gain, PRIOR, strict=True)
+        ]
+        for i, step in enumerate(gain):
+            for j, value in enumerate(spread):
+                self._covariance[i][j] -= step * value
+        self._walk()
+
+    def _walk(self) -> None:
+        """Each factor may have changed a little; none is ever less certain than it was at first."""
+        for i, std in enumerate(PRIOR_STD):
+            self._covariance[i][i] += (WALK * std) ** 2
+        shrink = [min(1.0, std / math.sqrt(self._covariance[i][i])) for i, std in enumerate(PRIOR_STD)]
+        for i, by_row in enumerate(shrink):
+            for j, by_column in enumerate(shrink):
+                self._covariance[i][j] *= by_row * by_column
 
 
 def _scale(mib: float) -> float:

@@ -18,9 +18,11 @@ from worker.governor.cost import CostModel, Load, Row, windows_at_once
 from worker.governor.levels import Decision, Level, Thresholds, Transition, mib
 from worker.governor.precision import Change, ModelPrecision
 
-REST_PERIODS = 8
+REST_PERIODS = 64
 """Times without work of which the least reading is the rest: right after a burst malloc still holds what it will use
 again, and a peak measured above that would pass for a small one."""
+NOISE_BYTES = 6 << 20
+"""By how much a peak must lie above what was held before, for memory to have been needed that was not there."""
 REST_SAMPLES = 5
 """Readings in a row of an idle engine that must agree before its rest is judged."""
 STARVED_SHARE = 8
@@ -66,6 +68,8 @@ class _Interval:
     model: str
     load: Load
     rest: int
+    held: int
+    """When it began: pages that malloc keeps may suffice for what comes."""
     predicted: int
     peak: int = 0
 
@@ -272,7 +276,8 @@ class Governor:
             engine.recent.popleft()
         if self.idle and self.models and not self.loading:
             engine.rests_at(held)
-        engine.leak = leaks.note(engine.leak, max(0, held - self._resident()))
+        if self.models and not self.loading:
+            engine.leak = leaks.note(engine.leak, max(0, held - self._resident()))
         if engine.rest_samples >= REST_SAMPLES and self.limits.budget:
             self._judge_rest(held)
 
@@ -409,8 +414,10 @@ class Governor:
         if cost is not None:
             load = Load(self._running(), tuple(engine.unencoded.values()))
             rest = before.rest if before else self._rest_now()
+            held = before.held if before else engine.recent[-1][1] if engine.recent else 0
             peak = before.peak if before else 0
-            engine.interval = _Interval(model, load, rest, rest + cost.predict(load).bytes, peak)
+            predicted = max(held, rest + cost.predict(load).bytes)
+            engine.interval = _Interval(model, load, rest, held, predicted, peak)
 
     def left(self, chunk: str, now: float, *, ran: bool = True) -> None:
         """A chunk has been answered.
@@ -446,7 +453,8 @@ class Governor:
         if interval is None or interval.peak <= 0 or interval.rest <= 0:
             return
         cost = self._engine.costs[interval.model]
-        cost.learn(interval.load, max(0, interval.peak - interval.rest))
+        exact = interval.peak > interval.held + NOISE_BYTES
+        cost.learn(interval.load, max(0, interval.peak - interval.rest), exact=exact)
         self.forecasts.append(
             Forecast(
                 now,

@@ -1,7 +1,8 @@
 """Growth that no work explains: a baseline of what is held beside the running rows, and how far it has moved.
 
 What a process holds at rest wanders: malloc keeps pages, caches come and go. The least over a window of jobs does not,
-and where that rises window after window, something is kept that nobody needs.
+and where that rises window after window, something is kept that nobody needs. A busy process may keep pages for a long
+time that malloc would give back: growth counts once it has outlasted a window after they were asked for.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class LeakState:
     """Of the last whole window over the baseline."""
     reported: int = 0
     """Growth at the last report."""
+    suspected: bool = False
+    """The last window has grown, and what malloc keeps has been asked for since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class LeakDecision:
     state: LeakState
     report: bool = False
     restart: bool = False
+    suspect: bool = False
+    """Have the engine give back what it can, and see whether the growth is still there."""
 
 
 def note(state: LeakState, unexplained: int | None) -> LeakState:
@@ -58,9 +63,12 @@ def settled(state: LeakState, limits: LeakLimits, jobs: int = 1) -> LeakDecision
     if state.baseline is None:
         return LeakDecision(LeakState(baseline=state.least))
     growth = state.least - state.baseline
-    report = growth >= limits.report_bytes and growth >= state.reported + limits.report_bytes
-    after = LeakState(state.baseline, None, 0, growth, growth if report else state.reported)
-    return LeakDecision(after, report, bool(limits.restart_bytes) and growth >= limits.restart_bytes)
+    due = bool(limits.restart_bytes) and growth >= limits.restart_bytes
+    grown = growth >= limits.report_bytes and growth >= state.reported + limits.report_bytes
+    after = LeakState(state.baseline, None, 0, growth, state.reported, suspected=grown or due)
+    if not state.suspected:
+        return LeakDecision(after, suspect=grown or due)
+    return LeakDecision(replace(after, reported=growth) if grown else after, grown, due)
 
 
 def explained(state: LeakState, change: int) -> LeakState:

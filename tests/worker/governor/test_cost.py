@@ -100,6 +100,28 @@ def test_what_a_full_batch_was_off_by_is_not_laid_on_a_single_row() -> None:
     assert cost.predict(Load.alike(1, row)).bytes < 4 * before
 
 
+def test_memory_that_was_there_already_proves_an_upper_bound_alone() -> None:
+    """A row that peaks where the process stood before says that it needs no more, not that it needs it."""
+    cost, row = CostModel(TINY, 64 * MIB), Load.alike(1, Row(8.0, 5.0))
+    before = cost.predict(row).expected
+    for _ in range(50):
+        cost.learn(row, before + 80 * MIB, exact=False)
+    assert cost.predict(row).expected == before
+    cost.learn(row, before // 2, exact=False)
+    assert cost.predict(row).expected < before
+
+
+def test_no_stream_of_peaks_carries_it_away() -> None:
+    """Hundreds of small rows that seem to need far too much leave a large batch within a few times its prior."""
+    rng = random.Random(5)
+    cost, large = CostModel(TINY, 64 * MIB), Load.alike(12, Row(30.0, 22.0))
+    before = cost.predict(large).bytes
+    for _ in range(500):
+        row = Row(rng.choice(BUCKETS[:-1]), rng.uniform(1, 15))
+        cost.learn(Load.alike(rng.randint(1, 3), row), int(rng.uniform(20, 150) * MIB))
+    assert cost.predict(large).bytes < 6 * before
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.lists(ROWS, min_size=1, max_size=16), st.integers(0, 1 << 33)), max_size=40), ROWS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.limits import Limits
 from engine.protocol import Loaded, Requantized, Rung, Sample, Shape, StepDone
-from worker.governor import Change, Governor, LeakLimits, Level, Precision, Restart, Row, Thresholds
+from worker.governor import Change, Governor, LeakLimits, Level, Load, Precision, Restart, Row, Thresholds
 
 MIB = 1 << 20
 SHAPE = Shape(4, 4, 384, 51_864, 4, 2)
@@ -61,8 +61,6 @@ def test_a_batch_that_would_cross_is_cut() -> None:
     rows = tight.room()
     assert 1 <= rows < 16
     cost = tight.governor._engine.costs[MODEL]
-    from worker.governor import Load
-
     line = 0.9 * 350 * MIB
     assert 200 * MIB + cost.predict(Load.alike(rows, ROW)).bytes <= line
     assert 200 * MIB + cost.predict(Load.alike(rows + 1, ROW)).bytes > line
@@ -133,6 +131,19 @@ def test_rows_are_measured_once_they_have_been_encoded() -> None:
     assert [forecast.rows for forecast in rig.governor.forecasts] == [3, 4]
 
 
+def test_pages_that_malloc_keeps_are_no_need() -> None:
+    """Small batches after a large one peak where the process stands anyway: what they need is not learned from that."""
+    rig = Rig(4000)
+    alone = rig.governor._engine.costs[MODEL].predict(Load.alike(1, ROW)).bytes
+    rig.feed(400, 1)
+    for _ in range(40):
+        rig.governor.admitted(MODEL, [("c", ROW)], rig.now)
+        encoded(rig, 402, "c")
+        rig.governor.left("c", rig.now)
+    assert rig.governor._engine.costs[MODEL].predict(Load.alike(1, ROW)).bytes == alone
+    assert {forecast.predicted for forecast in rig.governor.forecasts} == {400 * MIB}
+
+
 def test_what_was_called_off_teaches_nothing() -> None:
     """A batch of which a row was cancelled before it was encoded shows less than it would have needed."""
     rig = Rig(4000)
@@ -165,7 +176,7 @@ def test_a_rest_is_the_least_that_was_held_of_late() -> None:
     rig = Rig(4000)
     rig.batch(4, 333, rest_mb=230)
     assert rig.governor.rest_bytes == 200 * MIB
-    for _ in range(8):
+    for _ in range(64):
         rig.batch(4, 333, rest_mb=230)
     assert rig.governor.rest_bytes == 230 * MIB
     rig.governor.engine_gone()
