@@ -55,6 +55,7 @@ ARGUMENTS = frozenset(
         "seed",
         "hot_words",
         "fallback",
+        "min_bits",
         "max_attempts",
     ]
 )

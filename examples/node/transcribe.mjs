@@ -63,21 +63,24 @@ async function status(job) {
 }
 
 // Events come from the job's own stream. It begins when the job does, and the status is the truth: a look every
-// second finds the end of a job that never started, too.
+// second finds the end of a job that never started, too. The state is asked for before the events are read, so that
+// none that came before the end is missed.
 async function* events(job) {
   const reader = redis.duplicate();
   let last = "0-0";
   try {
     for (;;) {
-      const reply = await reader.xread("BLOCK", 1000, "STREAMS", `${root}:events:${job}`, last);
+      const { state } = await status(job);
+      const ended = !["waiting", "running"].includes(state);
+      const patience = ended ? [] : ["BLOCK", 1000];
+      const reply = await reader.xread(...patience, "STREAMS", `${root}:events:${job}`, last);
       for (const [entry, pairs] of reply?.[0][1] ?? []) {
         last = entry;
         const fields = {};
         for (let i = 0; i < pairs.length; i += 2) fields[pairs[i]] = pairs[i + 1];
         yield fields;
       }
-      const { state } = await status(job);
-      if (!["waiting", "running"].includes(state)) return;
+      if (ended) return;
     }
   } finally {
     reader.disconnect();

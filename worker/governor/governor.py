@@ -141,7 +141,7 @@ class Governor:
         """A chunk waits for more bits than its model has."""
         self.budget_too_small = False
         self.transitions: deque[Transition] = deque(maxlen=64)
-        self.forecasts: deque[Forecast] = deque(maxlen=512)
+        self.forecasts: deque[Forecast] = deque(maxlen=64)
         self.last: Sample | None = None
 
     # --- what is shown --------------------------------------------------------------------------
