@@ -107,13 +107,16 @@ def memory_command(
         )
         click.echo(json.dumps(found) if as_json else leak_bench.sentence(found))
         return
+    if plot is not None:
+        # Now, and not after minutes of work, is the time to say that matplotlib is missing.
+        from ops.bench.memory.plot import draw, pyplot
+
+        pyplot()
     order = Order(jobs, rounds, shares, tuple(map(int, fixed)), wanted_mb, items, forecasts)
     told, runs = run(load_settings(), order, tell=lambda line: screen.print(f"· {line}", markup=False))
     if log is not None:
         log.write_text(json.dumps({name: [*each.told.lines] for name, each in runs.items()}))
     if plot is not None:
-        from ops.bench.memory.plot import draw
-
         draw(runs, plot)
         screen.print(f"· {plot} is drawn", markup=False)
     if as_json:

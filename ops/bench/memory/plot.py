@@ -24,8 +24,8 @@ BANDS = {"queue": "#fff3c4", "shrink": "#ffd8a8", "pause": "#ffb3b3"}
 INK, PEAK, SCALE = "#1b3a5c", "#7aa5d2", "#9aa3ad"
 
 
-def draw(runs: Mapping[str, Run], path: Path) -> None:
-    """Write a PNG. Raises Trouble where matplotlib is missing."""
+def pyplot() -> Any:
+    """matplotlib, drawing to files. Raises Trouble where it is missing."""
     try:
         import matplotlib as mpl
 
@@ -33,6 +33,12 @@ def draw(runs: Mapping[str, Run], path: Path) -> None:
         from matplotlib import pyplot as plt
     except ImportError as exc:
         raise Trouble("The picture needs matplotlib: pip install 'decibatch[dev]'") from exc
+    return plt
+
+
+def draw(runs: Mapping[str, Run], path: Path) -> None:
+    """Write a PNG. Raises Trouble where matplotlib is missing."""
+    plt = pyplot()
     shown = [runs[name] for name in SHOWN if name in runs] or list(runs.values())[:1]
     figure, axes = plt.subplots(
         2,
@@ -94,8 +100,8 @@ def _column(memory: Any, rows: Any, run: Run) -> None:
     )
     rows.step(at, [point.rows for point in points], where="post", color=INK, linewidth=1)
     rows.fill_between(at, [point.rows for point in points], step="post", color=PEAK, alpha=0.5)
-    rows.set_ylim(0, 18)
-    rows.set_yticks([0, 4, 8, 16])
+    rows.set_ylim(0, 34)
+    rows.set_yticks([0, 8, 16, 32])
     rows.set_xlabel("seconds")
     for axis in (memory, rows):
         axis.spines[["top", "right"]].set_visible(False)
