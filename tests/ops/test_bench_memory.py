@@ -10,6 +10,7 @@ import pytest
 
 from ops.bench.memory import leak, record
 from ops.bench.memory.plot import bands
+from ops.commands.common import load_settings
 
 MIB = 2**20
 
@@ -77,3 +78,11 @@ def test_growth_is_told_from_noise() -> None:
     found = leak.judge(rising, 2000)
     assert not found["flat"]
     assert found["footprint_growth_mb"] > 20
+
+
+def test_the_leak_bench_drives_a_real_engine() -> None:
+    """A narrow model with random weights loads, runs batches of mixed shapes, and is read once it is cleared."""
+    found = leak.run(load_settings(), 100, tell=lambda line: None)
+    (held,) = found["footprint_mb"]
+    assert found["batches"] == 100
+    assert held > 20

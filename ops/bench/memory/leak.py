@@ -95,6 +95,7 @@ def make_model(source: Path, target: Path) -> None:
     shutil.copy(source / "tokenizer.json", target)
     config = json.loads((source / "config.json").read_text())
     config |= {"n_audio_state": WIDTH, "n_text_state": WIDTH, "n_audio_layer": 1, "n_text_layer": 1}
+    config.pop("alignment_heads", None)  # of the layers that it has no more
     (target / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(1)
 
