@@ -72,6 +72,8 @@ class _Interval:
     """When it began: pages that malloc keeps may suffice for what comes."""
     predicted: int
     peak: int = 0
+    carried: int = 0
+    """Peak of what ran before these rows joined others that had not been encoded yet, some of which may have left."""
 
 
 @dataclass(slots=True)
@@ -415,9 +417,9 @@ class Governor:
             load = Load(self._running(), tuple(engine.unencoded.values()))
             rest = before.rest if before else self._rest_now()
             held = before.held if before else engine.recent[-1][1] if engine.recent else 0
-            peak = before.peak if before else 0
-            predicted = max(held, rest + cost.predict(load).bytes)
-            engine.interval = _Interval(model, load, rest, held, predicted, peak)
+            predicted = max(held, rest + cost.predict(load).bytes, before.predicted if before else 0)
+            carried = max(before.peak, before.carried) if before else 0
+            engine.interval = _Interval(model, load, rest, held, predicted, carried=carried)
 
     def left(self, chunk: str, now: float, *, ran: bool = True) -> None:
         """A chunk has been answered.
@@ -450,11 +452,12 @@ class Governor:
 
     def _close_interval(self, now: float) -> None:
         interval, self._engine.interval = self._engine.interval, None
-        if interval is None or interval.peak <= 0 or interval.rest <= 0:
+        measured = max(interval.peak, interval.carried) if interval is not None else 0
+        if interval is None or measured <= 0 or interval.rest <= 0:
             return
         cost = self._engine.costs[interval.model]
-        exact = interval.peak > interval.held + NOISE_BYTES
-        cost.learn(interval.load, max(0, interval.peak - interval.rest), exact=exact)
+        exact = measured > interval.held + NOISE_BYTES and interval.peak >= interval.carried
+        cost.learn(interval.load, max(0, measured - interval.rest), exact=exact)
         self.forecasts.append(
             Forecast(
                 now,
@@ -462,7 +465,7 @@ class Governor:
                 interval.load.bucket,
                 len(interval.load.rows),
                 interval.predicted,
-                interval.peak,
+                measured,
                 interval.rest,
             )
         )

@@ -131,6 +131,24 @@ def test_rows_are_measured_once_they_have_been_encoded() -> None:
     assert [forecast.rows for forecast in rig.governor.forecasts] == [3, 4]
 
 
+def test_a_peak_of_rows_that_have_left_is_not_laid_on_those_that_stay() -> None:
+    """Three rows peak, two of them leave, and one joins before the last is encoded: two rows need no more than that."""
+    rig = Rig(4000)
+    cost = rig.governor._engine.costs[MODEL]
+    alone = cost.predict(Load.alike(2, ROW)).expected
+    rig.governor.admitted(MODEL, [(name, ROW) for name in "abc"], rig.now)
+    encoded(rig, 420, "a", "b")
+    for name in "ab":
+        rig.governor.left(name, rig.now)
+    rig.governor.admitted(MODEL, [("d", ROW)], rig.now)
+    encoded(rig, 240, "c", "d")
+    for name in "cd":
+        rig.governor.left(name, rig.now)
+    (forecast,) = rig.governor.forecasts
+    assert (forecast.rows, forecast.measured) == (2, 420 * MIB)
+    assert cost.predict(Load.alike(2, ROW)).expected == alone
+
+
 def test_pages_that_malloc_keeps_are_no_need() -> None:
     """Small batches after a large one peak where the process stands anyway: what they need is not learned from that."""
     rig = Rig(4000)
