@@ -96,7 +96,8 @@ async def engine(cache_dir: Path, fake: FakeConfig | None = None, **settings: An
 @pytest.fixture(params=["real", "fake"])
 def each(request: pytest.FixtureRequest, cache_dir: Path, tiny_folder: Path) -> Callable[..., Any]:
     """Opens the real engine or the stand-in."""
-    fake = FakeConfig() if request.param == "fake" else None
+    # So slow that what is sent after a batch finds it there.
+    fake = FakeConfig(step_s=0.05) if request.param == "fake" else None
     return lambda **settings: engine(cache_dir, fake, **settings)
 
 
@@ -242,9 +243,8 @@ def test_cancelled_chunks_are_answered_wherever_they_are(each: Any, ask: Any, cl
     async def story() -> None:
         async with each() as e:
             await e.load()
-            await e.process.send(Dispatch(1, (running,)))
-            await e.process.send(Dispatch(2, (queued,)))
-            await e.process.send(Cancel(("a", "b", "unknown")))
+            for command in (Dispatch(1, (running,)), Dispatch(2, (queued,)), Cancel(("a", "b", "unknown"))):
+                e.process.post(command)
             open_batches = {1, 2}
             while open_batches:
                 open_batches.discard((await e.until(BatchDone)).batch)

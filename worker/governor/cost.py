@@ -175,25 +175,28 @@ class CostModel:
         sizes = terms(load, self.shape, self.cache_limit)
         return int(sizes[2] * MIB)
 
-    def learn(self, load: Load, measured: int, *, exact: bool = True) -> None:
+    def learn(self, load: Load, measured: int, *, slack: int = 0) -> None:
         """A batch has peaked so many bytes above what the engine held at rest.
 
-        :param exact: False where memory that was held already sufficed: it needed no more than that, perhaps less.
+        :param slack: of these, what was held already and may not have been needed. Between the two nothing is learned.
         """
         if not load.rows or measured < 0:
             return
-        x, actual = terms(load, self.shape, self.cache_limit), measured / MIB
+        x = terms(load, self.shape, self.cache_limit)
         expected, plain = self._expected(load), _dot(self._factors, x)
-        if not exact and actual >= expected:
+        least, most = max(0, measured - slack) / MIB, measured / MIB
+        if len(load.rows) == 1:
+            bound = int(least * MIB)
+            self._alone[load.bucket] = min(bound, self._alone.get(load.bucket, bound))
+        if least < expected < most:
             return
+        actual = least if expected <= least else most
         self._errors.append((actual - expected, (actual - expected) / _scale(expected)))
         self._update(x, actual - plain)
         bucket = self._buckets.setdefault(load.bucket, _Bucket())
         bucket.count += 1
         bucket.error += ((actual - plain) / _scale(plain) - bucket.error) / min(bucket.count, 16)
         self.batches += 1
-        if len(load.rows) == 1:
-            self._alone[load.bucket] = min(measured, self._alone.get(load.bucket, measured))
 
     def _expected(self, load: Load) -> float:
         bucket = self._buckets.get(load.bucket)

@@ -22,7 +22,7 @@ REST_PERIODS = 64
 """Times without work of which the least reading is the rest: right after a burst malloc still holds what it will use
 again, and a peak measured above that would pass for a small one."""
 NOISE_BYTES = 6 << 20
-"""By how much a peak must lie above what was held before, for memory to have been needed that was not there."""
+"""Held beyond what the running rows are expected to need: more than that are pages that malloc keeps."""
 REST_SAMPLES = 5
 """Readings in a row of an idle engine that must agree before its rest is judged."""
 STARVED_SHARE = 8
@@ -69,7 +69,9 @@ class _Interval:
     load: Load
     rest: int
     held: int
-    """When it began: pages that malloc keeps may suffice for what comes."""
+    """When it began."""
+    slack: int
+    """Of these, pages that malloc keeps: they may suffice for what comes, or a part of it."""
     predicted: int
     peak: int = 0
     carried: int = 0
@@ -409,17 +411,24 @@ class Governor:
         before = engine.interval if engine.unencoded else None
         if before is None:
             self._close_interval(now)
+        cost = engine.costs.get(model)
+        held = before.held if before else engine.recent[-1][1] if engine.recent else 0
+        rest = before.rest if before else self._rest_now()
+        slack = before.slack if before else self._slack(cost, held - rest)
         for chunk, row in rows:
             engine.rows[chunk] = (model, row)
             engine.unencoded[chunk] = row
-        cost = engine.costs.get(model)
         if cost is not None:
             load = Load(self._running(), tuple(engine.unencoded.values()))
-            rest = before.rest if before else self._rest_now()
-            held = before.held if before else engine.recent[-1][1] if engine.recent else 0
             predicted = max(held, rest + cost.predict(load).bytes, before.predicted if before else 0)
             carried = max(before.peak, before.carried) if before else 0
-            engine.interval = _Interval(model, load, rest, held, predicted, carried=carried)
+            engine.interval = _Interval(model, load, rest, held, slack, predicted, carried=carried)
+
+    def _slack(self, cost: CostModel | None, above_rest: int) -> int:
+        """Of what is held above the rest, bytes that the running rows do not explain."""
+        in_use = cost.predict(Load(self._running(), ())).expected if cost is not None else 0
+        slack = above_rest - in_use
+        return slack if slack > NOISE_BYTES else 0
 
     def left(self, chunk: str, now: float, *, ran: bool = True) -> None:
         """A chunk has been answered.
@@ -456,8 +465,8 @@ class Governor:
         if interval is None or measured <= 0 or interval.rest <= 0:
             return
         cost = self._engine.costs[interval.model]
-        exact = measured > interval.held + NOISE_BYTES and interval.peak >= interval.carried
-        cost.learn(interval.load, max(0, measured - interval.rest), exact=exact)
+        slack = max(interval.slack, interval.carried - interval.peak)
+        cost.learn(interval.load, max(0, measured - interval.rest), slack=slack)
         self.forecasts.append(
             Forecast(
                 now,
