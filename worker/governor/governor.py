@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from engine.limits import Limits
 from engine.protocol import Loaded, Requantized, Sample, StepDone, Surroundings
 from worker.governor import leaks, levels, precision
-from worker.governor.cost import CostModel, Load, Row, windows_at_once
+from worker.governor.cost import MIB, NOISE_MIB, CostModel, Load, Row, windows_at_once
 from worker.governor.levels import Decision, Level, Thresholds, Transition, mib
 from worker.governor.precision import Change, ModelPrecision
 
 REST_PERIODS = 64
 """Times without work of which the least reading is the rest: right after a burst malloc still holds what it will use
 again, and a peak measured above that would pass for a small one."""
-NOISE_BYTES = 6 << 20
+NOISE_BYTES = int(NOISE_MIB * MIB)
 """Held beyond what the running rows are expected to need: more than that are pages that malloc keeps."""
 REST_SAMPLES = 5
 """Readings in a row of an idle engine that must agree before its rest is judged."""
