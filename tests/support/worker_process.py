@@ -146,4 +146,12 @@ def gone(processes: list[psutil.Process], within_s: float) -> Iterator[None]:
     """After the block, all these processes end within so many seconds."""
     yield
     _, alive = psutil.wait_procs(processes, timeout=within_s)
-    assert not alive, f"still alive: {[process.cmdline() for process in alive]}"
+    assert not alive, f"still alive: {[command_line(process) for process in alive]}"
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Its arguments; none of a process that has ended, also where nobody has waited for it yet."""
+    try:
+        return list(process.cmdline())
+    except psutil.NoSuchProcess:
+        return []

@@ -18,7 +18,7 @@ from queueing.job import State
 from queueing.keys import GROUP, Keys
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
-from tests.support.worker_process import WorkerProcess, gone, speech, write_wav
+from tests.support.worker_process import WorkerProcess, command_line, gone, speech, write_wav
 from tests.worker.conftest import StartWorker
 
 KEYS = Keys("main")
@@ -245,18 +245,11 @@ def test_a_decoder_that_is_killed_while_it_starts_is_started_again(
     worker = start_worker()
 
     def starting() -> list[psutil.Process]:
-        return [child for child in worker.children() if "worker.media" in cmdline(child)]
+        return [child for child in worker.children() if "worker.media" in command_line(child)]
 
     wait_until(starting, "a decoder starts")[0].kill()
     assert client.result(client.submit(clip), timeout=60).text
     assert worker.process.poll() is None
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.NoSuchProcess:
-        return []
 
 
 def test_an_engine_that_keeps_dying_makes_the_worker_unready(start_worker: StartWorker) -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import soundfile
 
+from tests.support.worker_process import command_line
 from worker.media.supervisor import MediaSupervisor
 from worker.media.types import MediaLimits
 
@@ -154,7 +155,7 @@ def supervise(tmp_path: Path) -> Callable[..., object]:
         finally:
             await supervisor.stop()
             others = set(psutil.Process().children(recursive=True)) - before
-            left = [p for p in others if "worker.media" in p.cmdline()]
+            left = [p for p in others if "worker.media" in command_line(p)]
             assert not left
             assert not folder.exists()
 
