@@ -42,7 +42,8 @@ class Schedule:
     encode_beside_s: float = 24.0
     """The same while rows are decoded: bounds how long they are held up. One window always fits."""
     decode_steps: int = 4
-    """Decoder steps that running rows get between two encoder steps."""
+    """Decoder steps that running rows get between two encoder steps. Rows that are not urgent get none while others
+    of their kind can be encoded: all are done sooner if they are decoded together."""
     patient_s: float = 30.0
     """As *encode_s*, for chunks that are not urgent: bounds how long an urgent one that comes waits for them."""
     patient_share: float = 0.2

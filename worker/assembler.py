@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.protocol import ChunkRequest, DecodeOptions
+from engine.protocol import ChunkRequest, DecodeOptions, Loaded
 from queueing.job import LANES, Lane
 from worker.governor.cost import Row
 
@@ -19,6 +19,9 @@ LANE_RANK: dict[str, int] = {lane.value: rank for rank, lane in enumerate(LANES)
 
 
 PADDED_S = 60.0
+LARGEST_LAYERS, LARGEST_WIDTH = 32, 1280
+"""Of large and large-v3 (Whisper paper, table 1)."""
+LARGEST_KEPT = LARGEST_LAYERS * LARGEST_WIDTH * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,21 @@ def _lines(options: DecodeOptions) -> int:
     return options.beam_size if options.temperatures[:1] == (0.0,) else options.best_of
 
 
-def default_window_s(memory_bytes: int, n_audio_state: int) -> float:
-    """Padded seconds that a batch may hold: 60 s for a 16 GB machine and the widest Whisper (1280).
+def default_window_s(memory_bytes: int, loaded: Iterable[Loaded]) -> float:
+    """Padded seconds that a batch may hold: 60 s for a 16 GB machine and the largest Whisper in half precision.
 
-    D2 allows 30 s of audio; a window is padded to about twice the length of a short clip.
-    Activations grow with the width of the encoder, so a narrower model may have proportionally more.
+    D2 allows 30 s of audio; a window is padded to about twice the length of a short clip. What stays of each second
+    while its row runs are the keys and values of every decoder layer: a model with less of them may have
+    proportionally more. A model that does not tell its layers is taken for one of the largest.
     """
-    width = n_audio_state or 1280
-    return max(PADDED_S, PADDED_S * (memory_bytes / (16 * 1024**3)) * (1280 / width))
+    kept = max((_kept(one) for one in loaded), default=LARGEST_KEPT)
+    return max(PADDED_S, PADDED_S * (memory_bytes / (16 * 1024**3)) * (LARGEST_KEPT / kept))
+
+
+def _kept(loaded: Loaded) -> int:
+    """Bytes for each encoder frame, but for the factor that all have in common."""
+    layers = loaded.shape.n_text_layer or LARGEST_LAYERS
+    return layers * (loaded.n_audio_state or LARGEST_WIDTH) * loaded.shape.item_bytes
 
 
 def priority(chunk: WaitingChunk, now: float, aging_s: float) -> tuple[float, float]:

@@ -206,10 +206,9 @@ class Dispatcher:
         """Padded seconds that the engine may hold now."""
         if self._limits.max_window_s is not None:
             return self._limits.max_window_s
-        widths = [loaded.n_audio_state for loaded in self._keeper.loaded.values()]
         device = self._keeper.device
         memory = self._governor.budget_bytes or (device.limits.total if device else 0)
-        return default_window_s(memory, max(widths, default=0))
+        return default_window_s(memory, self._keeper.loaded.values())
 
     def _dispatch(self, batch: tuple[WaitingChunk, ...], now: float) -> None:
         number = next(self._numbers)

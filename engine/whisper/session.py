@@ -240,7 +240,7 @@ class WhisperSession:
         schedule = self._schedule
         held = [row for one in self._lanes for row in one.held]
         free = schedule.slots - sum(row.width for row in held)
-        if lane.running and lane.decoder_steps < schedule.decode_steps:
+        if lane.urgent and lane.running and lane.decoder_steps < schedule.decode_steps:
             return []
         beside = lane.running or self._urgent.running
         alone_s = schedule.encode_s if lane.urgent else schedule.patient_s

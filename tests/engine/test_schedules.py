@@ -297,16 +297,19 @@ def test_a_cancelled_row_gives_its_slot_to_the_next(small: Any, tokenizer: Any, 
 def test_running_rows_wait_for_one_small_encoder_step_at_most(
     small: Any, tokenizer: Any, ask: Any, clip: Any
 ) -> None:
-    """While rows are decoded, encoder steps hold few window seconds, and decoder steps come between them."""
+    """While urgent rows are decoded, encoder steps hold few window seconds, and decoder steps come between them."""
     from engine.whisper.session import WhisperSession
 
     session = WhisperSession(small, tokenizer, Schedule(encode_beside_s=40.0, decode_steps=3))
-    session.add([ask("first", clip("two_cities", 0, 2.0), max_tokens=40, temperatures=(0.0,))])
+    first = ask("first", clip("two_cities", 0, 2.0), max_tokens=40, temperatures=(0.0,))
+    session.add([replace(first, urgent=True)])
     while not session.texts():
         assert session.plan() is not None
         session.step()
     late = {"max_tokens": 20, "temperatures": (0.0,)}
-    session.add([ask(f"late{n}", clip("two_cities", n, n + 2.0), **late) for n in range(6)])
+    session.add(
+        [replace(ask(f"late{n}", clip("two_cities", n, n + 2.0), **late), urgent=True) for n in range(6)]
+    )
     since = 0
     held_up = []
     while session.busy:
@@ -323,6 +326,28 @@ def test_running_rows_wait_for_one_small_encoder_step_at_most(
     assert len(held_up) >= 3
     assert all(padded <= 40.0 for padded, _ in held_up)
     assert all(steps >= 3 for _, steps in held_up[1:])
+
+
+def test_patient_rows_are_encoded_before_they_are_decoded(
+    small: Any, tokenizer: Any, ask: Any, clip: Any
+) -> None:
+    """Rows that nobody waits for are decoded together: one that joins late is encoded before the others go on."""
+    from engine.whisper.session import WhisperSession
+
+    session = WhisperSession(small, tokenizer, Schedule(encode_beside_s=1.0, patient_s=1.0, decode_steps=3))
+    options = {"max_tokens": 40, "temperatures": (0.0,)}
+    session.add([ask("first", clip("two_cities", 0, 2.0), **options)])
+    while not session.texts():
+        assert session.plan() is not None
+        session.step()
+    session.add([ask(f"late{n}", clip("two_cities", n, n + 2.0), **options) for n in range(3)])
+    encoded: list[str] = []
+    while len(encoded) < 3:
+        plan = session.plan()
+        assert plan.kind == "encode"
+        encoded += plan.chunks
+        session.step()
+    assert encoded == ["late0", "late1", "late2"]
 
 
 def test_half_precision_gives_the_choices_of_float32(mlx: Any, weights: Any, small: Any) -> None:

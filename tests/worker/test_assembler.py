@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import ChunkRequest
+from engine.protocol import ChunkRequest, Loaded, Shape
 from queueing.job import LANES, Lane
 from worker.assembler import BatchLimits, Plan, WaitingChunk, default_window_s, plan
 
@@ -189,13 +189,21 @@ def test_a_full_batch_does_not_linger() -> None:
     assert len(decide([chunk(str(n)) for n in range(4)], now=0.0, max_items=4, more_coming=True).batch) == 4
 
 
-def test_window_default_follows_memory_and_width() -> None:
-    """60 padded seconds for 16 GB and the widest model; more memory or a narrower model gives proportionally more."""
-    base = default_window_s(16 * 1024**3, 1280)
-    assert base == 60.0
-    assert default_window_s(64 * 1024**3, 1280) == 4 * base
-    assert default_window_s(16 * 1024**3, 320) == 4 * base
-    assert default_window_s(1024**3, 1280) == base
+def loaded(width: int, layers: int, item_bytes: int = 2) -> Loaded:
+    shape = Shape(layers, layers, width, 51_865, item_bytes, 0)
+    return Loaded("m", 0.0, 0, 16, width, (), True, shape, ())
+
+
+def test_window_default_follows_memory_and_what_rows_keep() -> None:
+    """60 padded seconds for 16 GB and the largest model; more memory, or fewer bytes kept of a second, gives more."""
+    large, gib = loaded(1280, 32), 1024**3
+    assert default_window_s(16 * gib, [large]) == 60.0
+    assert default_window_s(16 * gib, [loaded(1280, 32, item_bytes=4)]) == 60.0
+    assert default_window_s(64 * gib, [large]) == 240.0
+    assert default_window_s(16 * gib, [loaded(640, 16)]) == 240.0
+    assert default_window_s(16 * gib, [loaded(640, 16), large]) == 60.0
+    assert default_window_s(16 * gib, [loaded(1280, 0)]) == 60.0
+    assert default_window_s(1 * gib, [large]) == 60.0
 
 
 chunks = st.builds(
