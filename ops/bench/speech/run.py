@@ -29,7 +29,7 @@ from queueing.client import Client
 Tell = Callable[[str], None]
 Hear = Callable[[Sequence[Path], float], Answer]
 
-ANSWER_TIMEOUT_S = 240.0
+ANSWER_TIMEOUT_S = 900.0
 """For one call to one side."""
 
 
