@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,11 +33,21 @@ class Task:
     window_s: float = 0.0
     widened: bool = False
     _mel: audio.FloatArray | None = None
+    _coming: Future[audio.FloatArray] | None = None
+
+    def foresee(self, pool: Executor, n_mels: int) -> None:
+        """Have the spectrogram made by a thread of *pool*, as soon as one is free."""
+        if self._mel is None and self._coming is None:
+            self._coming = pool.submit(audio.log_mel, self.samples, n_mels)
 
     def spectrogram(self, n_mels: int) -> audio.FloatArray:
-        """Log-mel frames of the whole chunk, made when first asked for."""
+        """Log-mel frames of the whole chunk, made now where no thread has begun with them."""
         if self._mel is None:
-            self._mel = audio.log_mel(self.samples, n_mels)
+            begun = self._coming is not None and not self._coming.cancel()
+            self._mel = (
+                self._coming.result() if self._coming and begun else audio.log_mel(self.samples, n_mels)
+            )
+            self._coming = None
         return self._mel
 
     @property

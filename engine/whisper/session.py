@@ -14,9 +14,11 @@ temperatures; a decode that ends before its audio does is followed by another ov
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -35,6 +37,9 @@ MAX_COMPRESSION_RATIO = 2.4
 MIN_AVG_LOGPROB = -1.0
 MAX_NO_SPEECH_PROB = 0.6
 """Thresholds of the Whisper paper, section 4.5."""
+
+FORESEEN = 8
+"""Rows whose spectrograms may be ready before their turn: a megabyte and some 20 ms each."""
 
 
 class WhisperSession:
@@ -65,6 +70,8 @@ class WhisperSession:
         self._arriving: list[ChunkRequest] = []
         self._urgent, self._patient = self._lanes = (Lane(urgent=True), Lane(urgent=False))
         self._outcomes: list[Outcome] = []
+        # It never calls MLX, whose streams belong to a thread.
+        self._features = ThreadPoolExecutor(1, thread_name_prefix="features")
 
     # --- joining and leaving -------------------------------------------------------------
 
@@ -155,9 +162,16 @@ class WhisperSession:
         if found is None:
             return
         lane, kind, rows = found
+        self._foresee(rows)
         began = self._clock()
         self._run(lane, kind, rows)
         spend(self._clock() - began, lane, self._lanes)
+
+    def _foresee(self, now: list[Row]) -> None:
+        """Have the spectrograms of the rows that are next made beside the step of those of *now*."""
+        waiting = (row for lane in self._lanes for row in lane.waiting if row not in now)
+        for row in itertools.islice(waiting, FORESEEN):
+            row.task.foresee(self._features, self.model.dims.n_mels)
 
     def _turn(self) -> tuple[Lane, Kind, list[Row]] | None:
         """The lane whose turn it is, and what it does. A lane that waits for the other's slots lets it pass."""

@@ -6,6 +6,7 @@ The model is a small Whisper of random weights, so that many schedules can be pl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -348,6 +349,36 @@ def test_patient_rows_are_encoded_before_they_are_decoded(
         encoded += plan.chunks
         session.step()
     assert encoded == ["late0", "late1", "late2"]
+
+
+def test_the_next_spectrogram_is_made_beside_the_encoder(
+    small: Any, tokenizer: Any, ask: Any, clip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one chunk is encoded, a thread makes the spectrogram of the next."""
+    from engine.whisper import audio
+    from engine.whisper.session import WhisperSession
+
+    plain, encode, made, seen = audio.log_mel, small.encode, threading.Event(), []
+
+    def log_mel(samples: Any, n_mels: int) -> Any:
+        found = plain(samples, n_mels)
+        if threading.current_thread() is not threading.main_thread() and len(samples) == 3 * 16_000:
+            made.set()
+        return found
+
+    def slow(mel: Any) -> Any:
+        seen.append(made.wait(30))
+        return encode(mel)
+
+    monkeypatch.setattr(audio, "log_mel", log_mel)
+    monkeypatch.setattr(small, "encode", slow)
+    session = WhisperSession(small, tokenizer, Schedule(patient_s=1.0))
+    session.add(
+        [ask(f"{s}", clip("two_cities", 0, s), max_tokens=2, temperatures=(0.0,)) for s in (2.0, 3.0)]
+    )
+    assert session.plan().kind == "encode"
+    session.step()
+    assert seen == [True]
 
 
 def test_half_precision_gives_the_choices_of_float32(mlx: Any, weights: Any, small: Any) -> None:
