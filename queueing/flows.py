@@ -331,6 +331,8 @@ class Core:
     def _input(self, given: object) -> tuple[dict[str, Any], bytes | None]:
         if isinstance(given, bytes | bytearray | memoryview):
             data = bytes(given)
+            if not data:
+                raise InvalidJob("input: holds no bytes")
             limit = min(self.max_inline_bytes, self.admission.max_inline_bytes)
             if len(data) > limit:
                 raise InvalidJob(

@@ -196,6 +196,12 @@ def test_submit_refuses(face: Face, bench: Bench, given: Any, options: dict[str,
     assert bench.counter("submitted") == 0
 
 
+def test_submit_no_bytes(make: Make) -> None:
+    """An input without a byte is refused where it is handed over, and not by a worker later."""
+    with pytest.raises(InvalidJob, match="holds no bytes"):
+        make().call("submit", b"")
+
+
 def test_submit_too_many_bytes(make: Make) -> None:
     """Bytes over the limit are refused with both numbers and what to do instead."""
     with pytest.raises(InvalidJob, match=r"11 bytes are more than the 10 .* path or a URL"):
