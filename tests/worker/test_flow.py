@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from queueing.job import Lane
-from worker.flow import SHORT_BYTES, is_small, is_urgent
+from worker.flow import SHORT_BYTES, is_small
+from worker.offering import is_urgent
 
 
 def test_small_files_need_not_wait_behind_long_ones(tmp_path: Path) -> None:
