@@ -84,6 +84,7 @@ class MediaProcess:
             ours.close()
             crash.close()
             process.kill()
+            await process.wait()
             raise
         await self._greet(limits)
         return self
