@@ -102,6 +102,9 @@ def _bar(job: Tracked) -> Text:
 
     if job.state is State.DONE:
         return Text("━" * BAR_CELLS, style="green")
+    if job.state is State.RUNNING and job.stage == "media" and job.done:
+        # Of how many is not known while the rest is decoded.
+        return Text(f"{job.done} of ?", style="cyan")
     if job.state is not State.RUNNING or not job.total or job.stage != "engine":
         return Text("")
     filled = round(BAR_CELLS * min(1.0, job.done / job.total))

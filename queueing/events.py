@@ -12,7 +12,12 @@ FINAL = frozenset({"done", "failed", "cancelled", "expired", "dead"})
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` of ``total`` chunks in a stage: ``media`` (fetched, decoded and cut; total 0) or ``engine``."""
+    """``done`` of ``total`` chunks have their text.
+
+    In stage ``media`` the recording is still fetched, decoded and cut, so that their number is not known: ``total``
+    is 0, and ``done`` counts all the same, since the first chunks of a long recording are heard meanwhile. In stage
+    ``engine`` it is known.
+    """
 
     stage: str
     done: int

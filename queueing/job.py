@@ -237,9 +237,10 @@ class Timings(Answer):
     queued: float = 0.0
     """From submit until a worker took the job (the attempt that succeeded)."""
     media: float = 0.0
-    """Waiting for a decoder, fetching, decoding, cutting."""
+    """Waiting for a decoder, fetching, decoding, cutting, until the first chunk is ready. What is left of a long
+    recording is decoded while the engine works, and counts there."""
     waiting: float = 0.0
-    """Ready, but not yet in a batch (summed over no chunk twice: the job's last chunk counts)."""
+    """From the first chunk that is ready to the first that is in a batch."""
     engine: float = 0.0
     """From the first dispatch to the last text."""
     total: float = 0.0

@@ -584,8 +584,7 @@ class Daemon:
             self._outbox.put(held.delivery, "partial", data)
 
     def _publish_progress(self, held: HeldJob) -> None:
-        data = {"stage": "engine", "done": len(held.results), "total": len(held.chunk_ids)}
-        self._outbox.put(held.delivery, "progress", data)
+        self._outbox.put(held.delivery, "progress", held.progress)
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:

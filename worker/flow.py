@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from engine.protocol import ChunkDone, ChunkRequest, DecodeOptions
-from engine.windows import window_s
 from queueing.errors import InvalidJob
 from queueing.job import ErrorInfo, InlineInput, Job, Lane, PathInput, Result, Timings, UrlInput, parse_job
 from queueing.protocol import Delivery, Queue
-from worker.assembler import WaitingChunk
-from worker.context import with_context
 from worker.dispatcher import Dispatcher
 from worker.held import ChunkError, HeldJob, Ledger
 from worker.joining import join_segments, join_text, main_language, without_overlaps
@@ -28,6 +23,7 @@ from worker.keeper import EngineKeeper
 from worker.link import Link
 from worker.media.supervisor import MediaSupervisor
 from worker.media.types import MediaDone, MediaError, MediaRequest
+from worker.offering import NeverFits, Offering
 from worker.outbox import Outbox
 from worker.outcome import Dead, Done, Dropped, Failed, HandBack, Outcome, Retry
 from worker.settle import Settler, internal_error
@@ -38,7 +34,6 @@ SHORT_BYTES = 1024 * 1024
 """Of an input that a media process kept for short work may decode: 30 s of PCM; some minutes where it is compressed."""
 STAT_TIMEOUT_S = 0.5
 """For a file system to tell a size. One that hangs must hang a media process, which can be killed, and not us."""
-TEMPERATURE_STEP = 0.2
 DEADLINE_MARGIN_S = 0.02
 """Redis' clock and the reply's way here differ from ours by a little: look just after, not just before."""
 
@@ -181,12 +176,19 @@ class JobFlow:
         return asyncio.get_running_loop().call_later(left_s, self._on_deadline)
 
     async def _work(self, held: HeldJob, job: Job) -> Outcome:
+        finished = self._parts.ledger.begin(held)
+        offering = Offering(held, job, self._parts.dispatcher, self._parts.ledger)
         try:
-            audio = await self._decode(held, job)
+            audio = await self._decode(held, job, offering, finished)
+            offering.rest(audio)
+            if audio.pieces:
+                self._parts.outbox.put(held.delivery, "progress", held.progress)
+            await finished
+            return self._done(held, job, audio)
         except MediaError as exc:
             return media_outcome(exc, held.delivery)
-        try:
-            return await self._transcribe(held, job, audio)
+        except NeverFits as exc:
+            return Failed(ErrorInfo(code="memory_too_small", message=str(exc)))
         except ChunkError as exc:
             failed = exc.failed
             error = ErrorInfo(code=failed.code, message=failed.message, retryable=failed.retryable)
@@ -194,9 +196,11 @@ class JobFlow:
         except EngineCrashed as exc:
             return self._crash_outcome(exc, held.delivery)
         finally:
+            # In this order: nothing that may be read is removed.
             self._parts.dispatcher.withdraw(held.chunk_ids)
             self._parts.ledger.forget_chunks(held)
-            self._parts.media.discard(audio.spool)
+            if held.spool is not None:
+                self._parts.media.discard(held.spool)
 
     def _refuse(self, job: Job) -> ErrorInfo | None:
         if job.model not in self._serve:
@@ -216,19 +220,44 @@ class JobFlow:
             return ErrorInfo(code="unsupported_option", message=f"model {job.model} cannot translate")
         return None
 
-    async def _decode(self, held: HeldJob, job: Job) -> MediaDone:
-        self._parts.outbox.put(held.delivery, "progress", {"stage": "media", "done": 0, "total": 0})
+    async def _decode(
+        self, held: HeldJob, job: Job, offering: Offering, finished: asyncio.Future[None]
+    ) -> MediaDone:
+        """The whole recording, of which pieces have been offered on the way. A chunk that fails meanwhile ends it.
+
+        Raises MediaError, NeverFits, ChunkError, EngineCrashed.
+        """
+        media = asyncio.create_task(self._prepare(held, job, offering), name=f"media-{job.id}")
+        finished.add_done_callback(lambda ended: has_failed(ended) and media.cancel())
+        # Where we are cancelled nobody awaits its error, which then is none.
+        media.add_done_callback(has_failed)
+        try:
+            return await media
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            if finished.done() and not task.cancelling():
+                finished.result()
+            raise
+
+    async def _prepare(self, held: HeldJob, job: Job, offering: Offering) -> MediaDone:
+        self._parts.outbox.put(held.delivery, "progress", held.progress)
+        request = await self._request(held, job)
+        audio = await self._parts.media.prepare(request, offering.early)
+        held.spool = audio.spool
+        return audio
+
+    async def _request(self, held: HeldJob, job: Job) -> MediaRequest:
         name = f"{job.id}-{held.delivery.attempt}"
         short = job.lane is Lane.INTERACTIVE
         match job.input:
             case PathInput(path=path):
-                request = MediaRequest(name, path=path, short=short or await is_small(path))
+                return MediaRequest(name, path=path, short=short or await is_small(path))
             case UrlInput(url=url):
-                request = MediaRequest(name, url=url, short=short)
+                return MediaRequest(name, url=url, short=short)
             case InlineInput(size=size):
                 data = await self._fetch_inline(job.id)
-                request = MediaRequest(name, data=data, short=short or size <= SHORT_BYTES)
-        return await self._parts.media.prepare(request)
+                return MediaRequest(name, data=data, short=short or size <= SHORT_BYTES)
 
     async def _fetch_inline(self, job_id: str) -> bytes:
         link = self._parts.link
@@ -243,36 +272,6 @@ class JobFlow:
                 raise MediaError("input_lost", "the bytes of the input are no longer in Redis")
             return bytes(data)
 
-    async def _transcribe(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
-        held.ready_at = time.monotonic()
-        chunks = self._chunks(held, job, audio)
-        if not chunks:
-            return self._done(held, job, audio)
-        too_large = self._parts.dispatcher.never_fits(chunks)
-        if too_large is not None:
-            return Failed(ErrorInfo(code="memory_too_small", message=too_large))
-        held.stage = "waiting"
-        finished = self._parts.ledger.expect(held, tuple(chunk.request.id for chunk in chunks))
-        progress = {"stage": "engine", "done": 0, "total": len(chunks)}
-        self._parts.outbox.put(held.delivery, "progress", progress)
-        if job.options.carry_context:
-            held.on_chunk = self._in_turn(chunks)
-            chunks = chunks[:1]
-        self._parts.dispatcher.offer(chunks)
-        await finished
-        return self._done(held, job, audio)
-
-    def _in_turn(self, chunks: list[WaitingChunk]) -> Callable[[ChunkDone], None]:
-        """Offers each chunk once the one before it has text, which is its context."""
-        following = iter(chunks[1:])
-
-        def offer_next(event: ChunkDone) -> None:
-            for chunk in itertools.islice(following, 1):
-                ready = replace(chunk, request=with_context(chunk.request, event), ready_at=time.monotonic())
-                self._parts.dispatcher.offer([ready])
-
-        return offer_next
-
     def _done(self, held: HeldJob, job: Job, audio: MediaDone) -> Outcome:
         result = self._result(held, job, audio)
         body = result.model_dump_json()
@@ -281,29 +280,6 @@ class JobFlow:
             message = f"the result has {size} bytes; at most {self._max_result_bytes} are kept"
             return Failed(ErrorInfo(code="result_too_large", message=message))
         return Done(body, result.duration_s)
-
-    def _chunks(self, held: HeldJob, job: Job, audio: MediaDone) -> list[WaitingChunk]:
-        options = decode_options(job)
-        assert held.ready_at is not None
-        return [
-            WaitingChunk(
-                request=ChunkRequest(
-                    id=f"{job.id}/{held.delivery.attempt}/{number}",
-                    job=job.id,
-                    model=job.model,
-                    path=audio.spool,
-                    offset=piece.offset,
-                    samples=piece.samples,
-                    options=options,
-                    urgent=is_urgent(job.lane, len(audio.pieces)),
-                ),
-                lane=job.lane,
-                ready_at=held.ready_at,
-                window_s=window_s(piece.duration_s),
-                alone=held.delivery.alone,
-            )
-            for number, piece in enumerate(audio.pieces)
-        ]
 
     def _result(self, held: HeldJob, job: Job, audio: MediaDone) -> Result:
         pieces = audio.pieces
@@ -334,6 +310,11 @@ class JobFlow:
         return Dead(ErrorInfo(code="poison", message=message))
 
 
+def has_failed(ended: asyncio.Future[Any]) -> bool:
+    """Whether a future has an error, which counts as seen now."""
+    return not ended.cancelled() and ended.exception() is not None
+
+
 def given_up(why: str) -> Outcome:
     """What becomes of a job that was abandoned: see :attr:`HeldJob.abandon`."""
     return HandBack() if why == "handback" else Dropped(why)
@@ -346,31 +327,6 @@ async def is_small(path: str) -> bool:
     except (OSError, ValueError, TimeoutError):
         return False
     return stat.S_ISREG(told.st_mode) and told.st_size <= SHORT_BYTES
-
-
-def is_urgent(lane: Lane, pieces: int) -> bool:
-    """Whether the engine should take the pieces of a job before others: somebody waits for them, or they are few."""
-    return lane is Lane.INTERACTIVE or (lane is Lane.NORMAL and pieces == 1)
-
-
-def decode_options(job: Job) -> DecodeOptions:
-    """What the engine is asked for; temperatures climb from the job's own in steps of 0.2 (Whisper paper, 4.5)."""
-    start = job.options.temperature
-    steps = int((1.0 - start) / TEMPERATURE_STEP + 1e-9) if job.options.fallback else 0
-    return DecodeOptions(
-        task=job.kind,
-        language=job.options.language,
-        prompt=job.options.prompt,
-        temperatures=tuple(round(start + TEMPERATURE_STEP * step, 3) for step in range(steps + 1)),
-        timestamps=job.options.timestamps,
-        max_tokens=job.options.max_tokens,
-        words=job.options.words,
-        beam_size=job.options.beam_size,
-        best_of=job.options.best_of,
-        seed=job.options.seed,
-        hot_words=job.options.hot_words,
-        min_bits=job.options.min_bits,
-    )
 
 
 def media_outcome(exc: MediaError, delivery: Delivery) -> Outcome:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.protocol import ChunkDone, ChunkFailed
 from queueing.job import Job
@@ -30,13 +31,19 @@ class HeldJob:
     begun: bool = False
     """Whether the task has taken its first step."""
     stage: str = "media"
-    """ "media", "waiting", "engine" or "settling"."""
+    """Of its first chunk: "media", "waiting" or "engine"; at last "settling"."""
+    spool: str | None = None
+    """The decoded sound, once it is ours to discard."""
     results: dict[str, ChunkDone] = field(default_factory=dict)
-    chunk_ids: tuple[str, ...] = ()
+    chunk_ids: list[str] = field(default_factory=list)
+    """In the order of the recording; there may be more to come until it is ``complete``."""
+    complete: bool = False
+    """Whether media has found all chunks."""
     chunks_done: asyncio.Future[None] | None = None
     on_chunk: Callable[[ChunkDone], None] | None = None
-    """Told each text as it comes, but for the last one."""
+    """Told each text as it comes."""
     ready_at: float | None = None
+    """When the first chunk could have been dispatched; where there is none, when that was known."""
     dispatched_at: float | None = None
     text_at: float | None = None
     first_text_at: float | None = None
@@ -50,6 +57,12 @@ class HeldJob:
     def started(self) -> bool:
         """Whether the engine has begun with it: what has not is handed back when the worker stops."""
         return self.dispatched_at is not None or self.stage == "settling"
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What its progress event says. Of how many is not told before it is known."""
+        stage, total = ("engine", len(self.chunk_ids)) if self.complete else ("media", 0)
+        return {"stage": stage, "done": len(self.results), "total": total}
 
 
 class Ledger:
@@ -76,14 +89,24 @@ class Ledger:
             del self._jobs[held.delivery.job_id]
         self.forget_chunks(held)
 
-    def expect(self, held: HeldJob, chunk_ids: tuple[str, ...]) -> asyncio.Future[None]:
-        """Register the chunks of a job; the future ends when all have text, or with the first failure."""
-        held.chunk_ids = chunk_ids
-        held.results.clear()
+    def begin(self, held: HeldJob) -> asyncio.Future[None]:
+        """A job that will have chunks. The future ends when it is complete and all have text, or with the first
+        failure."""
         held.chunks_done = asyncio.get_running_loop().create_future()
+        return held.chunks_done
+
+    def expect(self, held: HeldJob, chunk_ids: Sequence[str]) -> None:
+        """Register chunks of a job, behind those that it has."""
+        held.chunk_ids += chunk_ids
         for chunk_id in chunk_ids:
             self._chunks[chunk_id] = held
-        return held.chunks_done
+        if chunk_ids and held.stage == "media":
+            held.stage = "waiting"
+
+    def complete(self, held: HeldJob) -> None:
+        """No more chunks will be registered."""
+        held.complete = True
+        self._end_if_all_heard(held)
 
     def forget_chunks(self, held: HeldJob) -> None:
         for chunk_id in held.chunk_ids:
@@ -100,12 +123,16 @@ class Ledger:
         held.results[event.chunk] = event
         held.text_at = now
         held.first_text_at = held.first_text_at or now
-        done = held.chunks_done
-        if held.on_chunk is not None and len(held.results) < len(held.chunk_ids):
+        if held.on_chunk is not None:
             held.on_chunk(event)
-        if len(held.results) == len(held.chunk_ids) and done is not None and not done.done():
-            done.set_result(None)
+        self._end_if_all_heard(held)
         return held
+
+    def _end_if_all_heard(self, held: HeldJob) -> None:
+        done = held.chunks_done
+        all_heard = held.complete and len(held.results) == len(held.chunk_ids)
+        if all_heard and done is not None and not done.done():
+            done.set_result(None)
 
     def chunk_failed(self, event: ChunkFailed) -> HeldJob | None:
         held = self._chunks.get(event.chunk)

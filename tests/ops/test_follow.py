@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ops.follow import THREADS, Tracked, follow
-from ops.progress import sentence
+from ops.progress import sentence, show
 from queueing.errors import JobFailed, ServerUnavailable
 from queueing.events import Event
 from queueing.job import ErrorInfo, Result, State
@@ -124,3 +126,18 @@ def test_a_line_of_progress_holds_no_transcript() -> None:
     (job,) = tracked("a.wav")
     job.end(Result(text="secret words", duration_s=2.0), State.DONE)
     assert sentence(job) == "a.wav: done, 2.0 s of audio in 0.0 s"
+
+
+@pytest.mark.parametrize(
+    ("stage", "total", "shown"),
+    [("media", 0, "2 of ?"), ("engine", 4, "━━━━━━━━━━━━")],
+    ids=["media", "engine"],
+)
+def test_chunks_are_counted_before_all_are_known(stage: str, total: int, shown: str) -> None:
+    """While media still decodes, a terminal shows how many chunks are heard; a bar comes once their number is known."""
+    job = applied(Event("started", 1), Event("progress", 1, {"stage": stage, "done": 2, "total": total}))
+    console = Console(force_terminal=True, color_system=None, width=100, file=io.StringIO())
+    show(console, [job], iter([job]))
+    assert isinstance(console.file, io.StringIO)
+    assert shown in console.file.getvalue()
+    assert ("of ?" in console.file.getvalue()) is (total == 0)

@@ -6,10 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-import pytest
-
-from queueing.job import Lane
-from worker.flow import SHORT_BYTES, is_small, is_urgent
+from worker.flow import SHORT_BYTES, is_small
 
 
 def test_small_files_need_not_wait_behind_long_ones(tmp_path: Path) -> None:
@@ -22,17 +19,3 @@ def test_small_files_need_not_wait_behind_long_ones(tmp_path: Path) -> None:
     names = ("short", "long", "missing", "pipe", ".", "with\0zero")
     found = [asyncio.run(is_small(f"{tmp_path}/{name}")) for name in names]
     assert found == [True, False, False, False, False, False]
-
-
-@pytest.mark.parametrize(
-    ("lane", "pieces", "urgent"),
-    [
-        (Lane.INTERACTIVE, 12, True),
-        (Lane.NORMAL, 1, True),
-        (Lane.NORMAL, 2, False),
-        (Lane.BULK, 1, False),
-    ],
-)
-def test_somebody_waits_or_it_is_short(lane: Lane, pieces: int, urgent: bool) -> None:
-    """Interactive jobs are urgent, of normal ones those of a single piece, bulk work never."""
-    assert is_urgent(lane, pieces) is urgent

@@ -23,7 +23,7 @@ import psutil
 
 from worker.media import frames
 from worker.media.frames import Frame
-from worker.media.types import SAMPLE_RATE, MediaError, MediaLimits
+from worker.media.types import SAMPLE_RATE, MediaError, MediaLimits, Piece
 
 GONE, SWOLLEN, BROKEN = 0, 77, 70
 """Exit statuses: the worker is gone; memory over the limit; an error that is no MediaError."""
@@ -121,9 +121,16 @@ def _work(sock: socket.socket, job: Frame, limits: MediaLimits, vad: Any, ingest
     fetched, fd, name = _obtain(job, limits)
     fetch_s = time.monotonic() - begun
     _send(sock, {"t": "decoding", "fetched": fetched})
+    told = 0
+
+    def tell(pieces: tuple[Piece, ...]) -> None:
+        nonlocal told
+        told += len(pieces)
+        _send(sock, {"t": "pieces", "pieces": _pairs(pieces)})
+
     try:
         with _create(job["spool"]) as spool:
-            done = ingest(fd, spool, name, limits, vad)
+            done = ingest(fd, spool, name, limits, vad, on_pieces=tell)
     except OSError as exc:
         raise _storage_error(exc, name) from exc
     finally:
@@ -132,12 +139,16 @@ def _work(sock: socket.socket, job: Frame, limits: MediaLimits, vad: Any, ingest
         "t": "done",
         "samples": done.samples,
         "duration_s": done.samples / SAMPLE_RATE,
-        "pieces": [[piece.offset, piece.samples] for piece in done.cut.pieces],
+        "pieces": _pairs(done.cut.pieces[told:]),
         "speech_s": done.cut.speech_s,
         "decode_s": done.seconds,
         "fetch_s": fetch_s,
         "format": done.format,
     }
+
+
+def _pairs(pieces: tuple[Piece, ...]) -> list[list[int]]:
+    return [[piece.offset, piece.samples] for piece in pieces]
 
 
 def _obtain(job: Frame, limits: MediaLimits) -> tuple[int, int, str]:

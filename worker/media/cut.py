@@ -1,11 +1,14 @@
-"""Where to cut: from speech probabilities to pieces of at most 30 s. Pure.
+"""Where to cut: from speech probabilities to pieces of at most 30 s. Pure: no files, no clock.
 
-1. Frames become stretches of speech by hysteresis (`speech`).
-2. Stretches longer than a piece are divided at their quietest spot (`_divide`).
-3. Stretches are gathered into pieces; the cuts fall into pauses (`_gather`).
-4. Pieces get some padding, without ever touching a neighbour (`_pad`).
-5. Two pieces that part inside a stretch overlap, so that one of them has each word whole (`_overlap`);
-   what both heard is then merged (:mod:`worker.seams`).
+1. Frames become stretches of speech by hysteresis (`Speech`).
+2. Stretches longer than a piece are divided at their quietest spot (`Cutter._divide`).
+3. Stretches are gathered into spans; the cuts fall into pauses (`Cutter._gather`).
+4. A span becomes a piece with some padding that never touches a neighbour; two that part inside a stretch
+   overlap, so that one of them has each word whole (`Cutter._piece`). What both heard is then merged
+   (:mod:`worker.seams`).
+
+A recording is cut while it comes in: each step decides once nothing that follows could change its decision. So the
+pieces are the same in whatever portions the frames come.
 
 Why pieces are gathered up to 30 s: context helps a recogniser, and each piece costs an encoder run over
 its length plus some seconds (right-sized windows). So a pause longer than that is dropped (`DEAD_PAUSE_S`), and
@@ -15,9 +18,10 @@ a piece that is long enough already ends at the next real pause (`LONG_ENOUGH_S`
 
 from __future__ import annotations
 
-import itertools
+import array
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +58,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Frames [start, end) in which somebody speaks."""
+    """Frames [start, end)."""
 
     start: int
     end: int
@@ -66,7 +70,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Pieces in order, and the seconds of speech that they hold."""
+    """Pieces in order, and the seconds of speech in the whole recording."""
 
     pieces: tuple[Piece, ...]
     speech_s: float
@@ -82,64 +86,210 @@ def cut(probabilities: Floats, energies: Floats, samples: int, max_chunk_s: floa
     max_chunk_s
         Longest piece, seconds, at least 2.
     """
-    stretches = speech(probabilities)
-    if not stretches:
-        return Cut((), 0.0)
-    limit = int(max_chunk_s * SAMPLE_RATE) // FRAME
-    pad = min(_frames(PAD_S), limit // 8)
-    room = limit - 2 * pad
-    over = min(_frames(OVERLAP_S), limit // 8)
-    # What fits a piece as it is stays whole, if need be without padding.
-    whole = math.inf if samples <= max_chunk_s * SAMPLE_RATE else limit
-    parts = [
-        part
-        for one in stretches
-        for part in (
-            [one] if one.length <= whole else _divide(one, limit - 2 * over, probabilities, energies)
-        )
-    ]
-    spans = _gather(parts, room)
-    padded = _keep_edges(_pad(spans, pad, limit, energies), len(probabilities), limit)
-    drawn = _overlap(padded, spans, over, limit)
-    pieces = tuple(
-        Piece(span.start * FRAME, min(span.end * FRAME, samples) - span.start * FRAME) for span in drawn
-    )
-    return Cut(pieces, sum(s.end - s.start for s in stretches) * FRAME_S)
+    cutter = Cutter(max_chunk_s)
+    early = cutter.hear(probabilities, energies)
+    rest = cutter.finish(samples)
+    return Cut((*early, *rest.pieces), rest.speech_s)
 
 
 def speech(probabilities: Floats) -> list[Stretch]:
-    """Stretches of speech, in order and apart.
+    """Stretches of speech, in order and apart."""
+    found = Speech()
+    return [*found.hear(probabilities), *found.finish()]
+
+
+class Speech:
+    """Stretches of speech, as frames come.
 
     One begins at ON and ends where the probability stays below OFF for longer than BRIDGE_S.
     """
-    found: list[Stretch] = []
-    # The frames that could matter are found at once: hours of silence then cost no Python loop.
-    alive = np.flatnonzero(probabilities >= OFF)
-    if not len(alive):
-        return found
-    breaks = np.flatnonzero(np.diff(alive) > _frames(BRIDGE_S)) + 1
-    for run in np.split(alive, breaks):
-        loud = np.flatnonzero(probabilities[run] >= ON)
-        if not len(loud):
-            continue
-        stretch = Stretch(int(run[loud[0]]), int(run[-1]) + 1)
-        if stretch.end - stretch.start >= _frames(SHORTEST_S):
-            found.append(stretch)
-    return found
+
+    def __init__(self) -> None:
+        self._heard = 0
+        self._first: int | None = None
+        """The frame at which somebody began who may not have ended yet."""
+        self._last = 0
+        """The latest frame of at least OFF."""
+
+    @property
+    def going_on(self) -> Stretch | None:
+        """The stretch that has not ended, as far as it is known; None also where it could still be a click."""
+        if self._first is None or self._last + 1 - self._first < _frames(SHORTEST_S):
+            return None
+        return Stretch(self._first, self._last + 1)
+
+    def hear(self, probabilities: Floats) -> list[Stretch]:
+        """The stretches that have ended, now that these frames are known."""
+        ended: list[Stretch] = []
+        # The frames that could matter are found at once: hours of silence then cost no Python loop.
+        for at in np.flatnonzero(probabilities >= OFF).tolist():
+            ended += self._silent_until(self._heard + at)
+            self._last = self._heard + at
+            if self._first is None and probabilities[at] >= ON:
+                self._first = self._last
+        self._heard += len(probabilities)
+        return ended + self._silent_until(self._heard)
+
+    def finish(self) -> list[Stretch]:
+        """The stretch that the end of the recording ends."""
+        ended, self._first = self.going_on, None
+        return [] if ended is None else [ended]
+
+    def _silent_until(self, frame: int) -> list[Stretch]:
+        return self.finish() if frame - self._last > _frames(BRIDGE_S) else []
 
 
-def _divide(stretch: Stretch, room: int, probabilities: Floats, energies: Floats) -> list[Stretch]:
-    """Parts of at most `room` frames, cut at the quietest frame in the last SEARCH_S before the limit."""
-    parts = []
-    start = stretch.start
-    while stretch.end - start > room:
-        first = start + max(1, room - min(_frames(SEARCH_S), room // 2))
-        # Leave something for the last part: a shred of a word at the end would be heard as a word of its own.
-        last = min(start + room, stretch.end - _frames(BRIDGE_S))
-        at = first + _quietest(probabilities[first : last + 1], energies[first : last + 1])
-        parts.append(Stretch(start, at))
-        start = at
-    return [*parts, Stretch(start, stretch.end)]
+class Cutter:
+    """Cuts a recording while it comes in, into the pieces that `cut` gives for the whole of it.
+
+    A piece is given out once it is certain, and that it is not the only one: a recording that has one piece gives
+    none early. Work is linear in the length; 8 bytes a frame are kept.
+    """
+
+    def __init__(self, max_chunk_s: float = 30.0) -> None:
+        self._max_samples = max_chunk_s * SAMPLE_RATE
+        self._limit = int(self._max_samples) // FRAME
+        self._pad = min(_frames(PAD_S), self._limit // 8)
+        self._over = min(_frames(OVERLAP_S), self._limit // 8)
+        self._room = self._limit - 2 * self._pad
+        self._enough = min(_frames(LONG_ENOUGH_S), self._room // 2)
+
+        self._probabilities = array.array("f")
+        self._energies = array.array("f")
+        self._speech = Speech()
+        self._speech_frames = 0
+        self._ended: list[Stretch] = []
+        """Stretches that wait to be divided."""
+        self._divided = 0
+        """Where the last part that was split off ended."""
+        self._held: list[Stretch] = []
+        """Parts of the span that is being gathered."""
+        self._spans: deque[Stretch] = deque()
+        """Gathered, and not yet given out."""
+        self._before: Stretch | None = None
+        """The span of the piece that was given out last."""
+
+    def hear(self, probabilities: Floats, energies: Floats) -> tuple[Piece, ...]:
+        """The pieces that are certain now that these frames are known, after those given out before.
+
+        See `cut` for what a frame has. They end before the last frame heard.
+        """
+        self._probabilities.frombytes(np.asarray(probabilities, np.float32).tobytes())
+        self._energies.frombytes(np.asarray(energies, np.float32).tobytes())
+        self._note(self._speech.hear(probabilities))
+        # What fits a piece is not divided, so nothing is before more has come. The last frame may be one sample.
+        if (len(self._energies) - 1) * FRAME < self._max_samples:
+            return ()
+        self._advance(self._limit)
+        return tuple(self._certain())
+
+    def finish(self, samples: int) -> Cut:
+        """The pieces that are left, of `samples` samples in all."""
+        self._note(self._speech.finish())
+        # What fits a piece as it is stays whole, if need be without padding.
+        self._advance(math.inf if samples <= self._max_samples else self._limit)
+        if self._held:
+            self._spans.append(Stretch(self._held[0].start, self._held[-1].end))
+            self._held = []
+        pieces = [*self._certain()]
+        if self._spans:
+            last = self._piece(self._before, self._spans.popleft(), None)
+            pieces.append(Piece(last.offset, min(last.end, samples) - last.offset))
+        return Cut(tuple(pieces), self._speech_frames * FRAME_S)
+
+    def _note(self, ended: list[Stretch]) -> None:
+        self._ended += ended
+        self._speech_frames += sum(stretch.length for stretch in ended)
+
+    def _advance(self, whole: float) -> None:
+        """Divides and gathers what is certain. Up to `whole` frames are not divided."""
+        for stretch in self._ended:
+            self._divide(stretch, whole)
+            self._gather(Stretch(max(self._divided, stretch.start), stretch.end))
+        self._ended.clear()
+        growing = self._speech.going_on
+        if growing is not None:
+            # With so much to spare, where it is cut depends no longer on where it ends.
+            self._divide(growing, whole, spare=_frames(BRIDGE_S))
+
+    def _divide(self, stretch: Stretch, whole: float, spare: int = 0) -> None:
+        """Gathers parts of a stretch, cut at the quietest frame in the last SEARCH_S before the limit, until at most
+        that and `spare` frames are left."""
+        if stretch.length <= whole:
+            return
+        room = self._limit - 2 * self._over
+        start = max(self._divided, stretch.start)
+        while stretch.end - start > room + spare:
+            first = start + max(1, room - min(_frames(SEARCH_S), room // 2))
+            # Leave something for the last part: a shred of a word at the end would be heard as a word of its own.
+            last = min(start + room, stretch.end - _frames(BRIDGE_S))
+            at = first + _quietest(
+                np.array(self._probabilities[first : last + 1]), np.array(self._energies[first : last + 1])
+            )
+            self._gather(Stretch(start, at))
+            start = self._divided = at
+
+    def _gather(self, part: Stretch) -> None:
+        """Takes a part into the span that is held; where they are too long together, or too far apart, that ends
+        before the part or earlier."""
+        held = self._held
+        if held:
+            pause = part.start - held[-1].end
+            length = held[-1].end - held[0].start
+            real = length >= self._enough and pause >= _frames(REAL_PAUSE_S)
+            if real or pause >= _frames(DEAD_PAUSE_S):
+                self._end_span(len(held))
+        while held and part.end - held[0].start > self._room:
+            self._end_span(_best_pause([*held, part], self._enough))
+        held.append(part)
+
+    def _end_span(self, count: int) -> None:
+        """The first `count` parts that are held are a span."""
+        self._spans.append(Stretch(self._held[0].start, self._held[count - 1].end))
+        del self._held[:count]
+
+    def _certain(self) -> Iterator[Piece]:
+        while self._spans and (after := self._after()) is not None:
+            span = self._spans.popleft()
+            yield self._piece(self._before, span, after)
+            self._before = span
+
+    def _after(self) -> Stretch | None:
+        """The span behind the first that waits, as far as the piece of that depends on it; None where it is not known.
+
+        It begins with the first part that is held, whatever else comes into it. Its length counts where both share a
+        stretch, up to twice the overlap.
+        """
+        if len(self._spans) > 1:
+            return self._spans[1]
+        if not self._held:
+            return None
+        apart = self._spans[0].end < self._held[0].start
+        return self._held[0] if apart or self._held[0].length >= 2 * self._over else None
+
+    def _piece(self, before: Stretch | None, span: Stretch, after: Stretch | None) -> Piece:
+        """The piece of a span between its neighbours."""
+        frames = len(self._energies)
+        # Padding: as far as the limit has room for both sides; two that would meet share the pause.
+        pad = max(0, min(self._pad, (self._limit - span.length) // 2))
+        start = max(span.start - pad, 0 if before is None else self._wall(before, span))
+        end = min(span.end + pad, frames if after is None else self._wall(span, after))
+        # The ends of the recording, where they are near.
+        edge = _frames(EDGE_S)
+        if before is None and start <= edge and end <= self._limit:
+            start = 0
+        if after is None and frames - end <= edge and frames - start <= self._limit:
+            end = frames
+        # Over a cut inside a stretch, as far as the limit has room.
+        if before is not None and before.end == span.start:
+            start -= max(0, min(self._over, self._limit - (end - start), before.length // 2))
+        if after is not None and span.end == after.start:
+            end += max(0, min(self._over, self._limit - (end - start), after.length // 2))
+        return Piece(start * FRAME, (end - start) * FRAME)
+
+    def _wall(self, before: Stretch, after: Stretch) -> int:
+        """The frame in the pause between two spans that neither's padding crosses."""
+        return before.end + _seam(np.array(self._energies[before.end : after.start]), self._pad)
 
 
 def _quietest(probabilities: Floats, energies: Floats) -> int:
@@ -154,25 +304,6 @@ def _quietest(probabilities: Floats, energies: Floats) -> int:
     return len(smooth) - 1 - int(np.argmin(smooth[::-1]))
 
 
-def _gather(parts: Sequence[Stretch], room: int) -> list[Stretch]:
-    """Spans of at most `room` frames, each from the start of a part to the end of a later one."""
-    enough = min(_frames(LONG_ENOUGH_S), room // 2)
-    spans: list[Stretch] = []
-    held = [parts[0]]
-    for part in parts[1:]:
-        pause = part.start - held[-1].end
-        length = held[-1].end - held[0].start
-        if pause >= _frames(DEAD_PAUSE_S) or (length >= enough and pause >= _frames(REAL_PAUSE_S)):
-            spans.append(Stretch(held[0].start, held[-1].end))
-            held = []
-        while held and part.end - held[0].start > room:
-            split = _best_pause([*held, part], enough)
-            spans.append(Stretch(held[0].start, held[split - 1].end))
-            held = held[split:]
-        held.append(part)
-    return [*spans, Stretch(held[0].start, held[-1].end)]
-
-
 def _best_pause(parts: Sequence[Stretch], enough: int) -> int:
     """Index of the part that begins the next piece: after the longest pause that leaves `enough` before it,
     or, where no pause does, after the last pause of all."""
@@ -180,46 +311,6 @@ def _best_pause(parts: Sequence[Stretch], enough: int) -> int:
     if not good:
         return len(parts) - 1
     return max(good, key=lambda i: (parts[i].start - parts[i - 1].end, i))
-
-
-def _pad(spans: Sequence[Stretch], pad: int, limit: int, energies: Floats) -> list[Stretch]:
-    """Spans widened by up to `pad` frames, as far as `limit` has room for both sides; two that would meet share the
-    pause, cut at its quietest frame."""
-    walls = [0]
-    for before, after in itertools.pairwise(spans):
-        walls.append(before.end + _seam(energies[before.end : after.start], pad))
-    walls.append(len(energies))
-    pads = [max(0, min(pad, (limit - span.length) // 2)) for span in spans]
-    return [
-        Stretch(max(span.start - pads[i], walls[i]), min(span.end + pads[i], walls[i + 1]))
-        for i, span in enumerate(spans)
-    ]
-
-
-def _overlap(padded: list[Stretch], spans: Sequence[Stretch], over: int, limit: int) -> list[Stretch]:
-    """Spans of which two that parted inside a stretch reach over the cut by up to `over` frames, as far as `limit`
-    has room. `spans` are the same before they were padded."""
-    drawn = list(padded)
-    for i, (before, after) in enumerate(itertools.pairwise(spans)):
-        if before.end == after.start:
-            left, right = drawn[i], drawn[i + 1]
-            reach = min(over, limit - left.length, after.length // 2)
-            drawn[i] = Stretch(left.start, left.end + max(0, reach))
-            reach = min(over, limit - right.length, before.length // 2)
-            drawn[i + 1] = Stretch(right.start - max(0, reach), right.end)
-    return drawn
-
-
-def _keep_edges(spans: list[Stretch], frames: int, limit: int) -> list[Stretch]:
-    """The first and the last span drawn out to the ends of the recording, where these are near."""
-    edge = _frames(EDGE_S)
-    first = spans[0]
-    if first.start <= edge and first.end <= limit:
-        spans = [Stretch(0, first.end), *spans[1:]]
-    last = spans[-1]
-    if frames - last.end <= edge and frames - last.start <= limit:
-        spans = [*spans[:-1], Stretch(last.start, frames)]
-    return spans
 
 
 def _seam(pause: Floats, pad: int) -> int:

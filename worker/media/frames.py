@@ -3,8 +3,10 @@
 Every frame is an object whose key "t" tells its kind:
 
 worker -> media: ``limits`` (once, the fields of MediaLimits), ``job`` (job, kind, source, spool, temp).
-media -> worker: ``ready``; ``started``; ``decoding`` (fetched: bytes held in the temp file); then one of
-``done`` (the fields of MediaDone), ``error`` (code, message, retryable) and ``crash`` (where).
+media -> worker: ``ready``; ``started``; ``decoding`` (fetched: bytes held in the temp file); any number of
+``pieces`` (pieces: offset and samples of each, which can be read from the spool file by now); then one of ``done`` (the
+fields of MediaDone, but only the pieces that were not told before), ``error`` (code, message, retryable) and
+``crash`` (where).
 """
 
 from __future__ import annotations

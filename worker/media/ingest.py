@@ -1,19 +1,17 @@
-"""Blocks of samples to a spool file, with the detector running alongside, then cut."""
+"""Blocks of samples to a spool file, with the detector and the cutter running alongside."""
 
 from __future__ import annotations
 
-import array
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
-from worker.media.cut import Cut, cut
+from worker.media.cut import Cut, Cutter
 from worker.media.decode import Pcm, open_reader
-from worker.media.types import SAMPLE_RATE, MediaError, MediaLimits
+from worker.media.types import SAMPLE_RATE, MediaError, MediaLimits, Piece
 from worker.media.vad import FRAME, Vad
 
 
@@ -28,19 +26,30 @@ class Ingested:
     """Wall-clock time that it took."""
 
 
-def ingest(fd: int, spool: BinaryIO, name: str, limits: MediaLimits, vad: Vad) -> Ingested:
-    """Decodes the file at `fd` into `spool` (16 kHz s16le mono). Raises MediaError, OSError."""
+def ingest(
+    fd: int,
+    spool: BinaryIO,
+    name: str,
+    limits: MediaLimits,
+    vad: Vad,
+    *,
+    on_pieces: Callable[[tuple[Piece, ...]], None] = lambda pieces: None,
+) -> Ingested:
+    """Decodes the file at `fd` into `spool` (16 kHz s16le mono). Raises MediaError, OSError.
+
+    `on_pieces` is told the pieces that are certain before the end is reached, in order, once their samples can be
+    read from the file.
+    """
     begun = time.monotonic()
     reader = open_reader(fd, name)
     try:
         if reader.stated_s is not None and reader.stated_s > limits.max_duration_s:
             raise _too_long(name, limits)
-        samples, probabilities, energies = _consume(reader.blocks(), spool, name, limits, vad)
+        samples, found = _consume(reader.blocks(), spool, name, limits, vad=vad, on_pieces=on_pieces)
     finally:
         reader.close()
     if not samples:
         raise MediaError("empty_audio", f"The input ({name}) holds 0 s of sound.")
-    found = cut(probabilities, energies, samples, limits.max_chunk_s)
     return Ingested(samples, found, reader.format, time.monotonic() - begun)
 
 
@@ -49,20 +58,32 @@ def _too_long(name: str, limits: MediaLimits) -> MediaError:
 
 
 def _consume(
-    blocks: Iterator[Pcm], spool: BinaryIO, name: str, limits: MediaLimits, vad: Vad
-) -> tuple[int, NDArray[np.float32], NDArray[np.float32]]:
-    """Samples written, and each frame's probability and loudness: 8 bytes for 32 ms is all that grows."""
+    blocks: Iterator[Pcm],
+    spool: BinaryIO,
+    name: str,
+    limits: MediaLimits,
+    *,
+    vad: Vad,
+    on_pieces: Callable[[tuple[Piece, ...]], None],
+) -> tuple[int, Cut]:
+    """Samples written, and where they are cut. What the cutter keeps, 8 bytes for 32 ms, is all that grows."""
     most = int(limits.max_duration_s * SAMPLE_RATE)
-    listener = _Listener(vad)
+    listener = _Listener(vad, Cutter(limits.max_chunk_s))
     samples = 0
+    early: list[Piece] = []
     for block in _batched(blocks):
         samples += len(block)
         if samples > most:
             raise _too_long(name, limits)
         spool.write(block.astype("<i2", copy=False).tobytes())
-        listener.hear(block)
+        certain = listener.hear(block)
+        if certain:
+            spool.flush()
+            early += certain
+            on_pieces(certain)
     spool.flush()
-    return samples, *listener.finish()
+    rest = listener.finish(samples)
+    return samples, Cut((*early, *rest.pieces), rest.speech_s)
 
 
 def _batched(blocks: Iterator[Pcm]) -> Iterator[Pcm]:
@@ -78,28 +99,29 @@ def _batched(blocks: Iterator[Pcm]) -> Iterator[Pcm]:
 
 
 class _Listener:
-    """Runs the detector over whole frames of a stream of blocks."""
+    """Runs the detector over whole frames of a stream of blocks, and cuts by what it says."""
 
-    def __init__(self, vad: Vad) -> None:
+    def __init__(self, vad: Vad, cutter: Cutter) -> None:
         vad.reset()
         self._vad = vad
+        self._cutter = cutter
         self._rest: Pcm = np.zeros(0, dtype=np.int16)
-        self._probabilities = array.array("f")
-        self._energies = array.array("f")
 
-    def hear(self, block: Pcm) -> None:
+    def hear(self, block: Pcm) -> tuple[Piece, ...]:
+        """The pieces that have become certain."""
         pcm = np.concatenate([self._rest, block])
         whole = len(pcm) - len(pcm) % FRAME
         self._rest = pcm[whole:]
         frames = pcm[:whole].reshape(-1, FRAME).astype(np.float32) / 32768.0
         power = np.mean(frames * frames, axis=1)
-        self._energies.extend((10.0 * np.log10(power + 1e-10)).tolist())
-        self._probabilities.extend(self._vad.probability(frame) for frame in frames)
+        energies = 10.0 * np.log10(power + 1e-10)
+        probabilities = [self._vad.probability(frame) for frame in frames]
+        return self._cutter.hear(np.array(probabilities, dtype=np.float32), energies)
 
-    def finish(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def finish(self, samples: int) -> Cut:
+        """The pieces that are left, of so many samples in all."""
+        certain: tuple[Piece, ...] = ()
         if len(self._rest):
-            self.hear(np.zeros(FRAME - len(self._rest), dtype=np.int16))
-        return (
-            np.array(self._probabilities, dtype=np.float32),
-            np.array(self._energies, dtype=np.float32),
-        )
+            certain = self.hear(np.zeros(FRAME - len(self._rest), dtype=np.int16))
+        rest = self._cutter.finish(samples)
+        return Cut((*certain, *rest.pieces), rest.speech_s)

@@ -50,6 +50,8 @@ class MediaProcess:
         self._reader = reader
         self._writer = writer
         self._crash = crash
+        self._started = False
+        """Whether it has taken the job that it has."""
         self.jobs = 0
         """How many it has taken."""
 
@@ -82,6 +84,7 @@ class MediaProcess:
             ours.close()
             crash.close()
             process.kill()
+            await process.wait()
             raise
         await self._greet(limits)
         return self
@@ -95,34 +98,43 @@ class MediaProcess:
         """Whether a job may be given to it."""
         return self._process.returncode is None and not self._reader.at_eof()
 
-    async def run(self, job: Frame, on_decoding: Callable[[int], None]) -> Frame:
+    async def run(
+        self, job: Frame, on_decoding: Callable[[int], None], on_pieces: Callable[[Frame], None]
+    ) -> Frame:
         """The answer to a job: a ``done`` or an ``error``. Raises ProcessGone, with the process dead.
 
-        `on_decoding` is told how many bytes were fetched, once the input is here.
+        `on_decoding` is told how many bytes were fetched, once the input is here; `on_pieces` each frame of pieces
+        that comes before the answer. What they raise comes through, and leaves the process with its job.
         """
         self.jobs += 1
-        started = False
+        self._started = False
+        self._writer.write(frames.pack(job))
+        while True:
+            answer = await self._read()
+            match answer:
+                case {"t": "started"}:
+                    self._started = True
+                case {"t": "decoding", "fetched": int(fetched)} if self._started:
+                    on_decoding(fetched)
+                case {"t": "pieces"} if self._started:
+                    on_pieces(answer)
+                case {"t": "done" | "error"}:
+                    return answer
+                case {"t": "crash", "where": str(where)}:
+                    raise ProcessGone(where, started=self._started)
+                case _:
+                    await self.kill()
+                    raise ProcessGone("broken protocol", started=self._started)
+
+    async def _read(self) -> Frame:
         try:
-            self._writer.write(frames.pack(job))
-            while True:
-                answer = await frames.read(self._reader)
-                match answer["t"]:
-                    case "started":
-                        started = True
-                    case "decoding":
-                        on_decoding(int(answer["fetched"]))
-                    case "done" | "error":
-                        return answer
-                    case "crash":
-                        raise ProcessGone(str(answer["where"]), started=started)
-                    case kind:
-                        raise frames.BrokenFrame(f"A frame of kind {kind} does not belong here.")
+            return await frames.read(self._reader)
         except EOFError as exc:
             await self.kill()
-            raise ProcessGone(self._reason(), started=started) from exc
-        except (frames.BrokenFrame, KeyError, ValueError, TypeError) as exc:
+            raise ProcessGone(self._reason(), started=self._started) from exc
+        except frames.BrokenFrame as exc:
             await self.kill()
-            raise ProcessGone("broken protocol", started=started) from exc
+            raise ProcessGone("broken protocol", started=self._started) from exc
 
     def end(self) -> None:
         """Sends SIGKILL to the process and its session."""

@@ -23,7 +23,7 @@ class Spool:
 
     @property
     def held_bytes(self) -> int:
-        """Finished files that nobody has discarded."""
+        """Files that nobody has discarded and nobody writes to."""
         return sum(self._held.values())
 
     def open(self) -> None:
@@ -65,6 +65,15 @@ class Spool:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
 
+    def samples(self, path: Path) -> int:
+        """How many whole samples a file has by now; 0 where there is none."""
+        return path.stat().st_size // BYTES_PER_SAMPLE if path.exists() else 0
+
+    def lend(self, path: Path) -> None:
+        """Somebody reads a file that is still written, and will discard it. What it may come to is counted as
+        reserved meanwhile."""
+        self._held[str(path)] = 0
+
     def keep(self, path: Path, samples: int) -> None:
         """Counts a finished file. Raises ValueError where it has another length."""
         size = path.stat().st_size
@@ -72,7 +81,14 @@ class Spool:
             raise ValueError(f"The spool file has {size} bytes instead of {samples * BYTES_PER_SAMPLE}.")
         self._held[str(path)] = size
 
+    def drop(self, path: Path) -> None:
+        """A file will not be finished: removes it, or counts it until it is discarded where it is lent."""
+        if str(path) not in self._held:
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            self._held[str(path)] = path.stat().st_size
+
     def discard(self, path: str) -> None:
-        """Removes a finished file; anything else that is named is left alone."""
+        """Removes a file that is finished or lent; anything else that is named is left alone."""
         if self._held.pop(path, None) is not None:
             Path(path).unlink(missing_ok=True)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from worker.media.answers import WrongAnswer, done_of, pieces_of
 from worker.media.frames import Frame
 from worker.media.process import MediaProcess, ProcessGone
 from worker.media.slots import Load, Ticket, admits, choose
 from worker.media.spool import Spool
-from worker.media.types import MediaDone, MediaError, MediaLimits, MediaRequest, Piece
+from worker.media.types import MediaDone, MediaError, MediaLimits, MediaRequest, OnPieces, Piece
 
 log = logging.getLogger(__name__)
 
@@ -130,17 +131,21 @@ class MediaSupervisor:
 
     # --- jobs --------------------------------------------------------------------------------
 
-    async def prepare(self, request: MediaRequest) -> MediaDone:
+    async def prepare(self, request: MediaRequest, on_pieces: OnPieces | None = None) -> MediaDone:
         """Fetches, decodes and cuts one input; waits for a process and for spool room first.
 
         Raises MediaError. Cancelling the caller kills the process that works on it and removes its files. The
         spool file of a MediaDone is the caller's until `discard`.
+
+        `on_pieces` is told, in order and once each, the pieces that are certain while the rest is still decoded. A
+        recording that has one piece has none of these. From the first of them on the file is the caller's, however
+        this ends: it stays until `discard`. What `on_pieces` raises ends the job and comes through.
         """
         if not self._open:
             raise _stopped()
         ticket = await self._enter(request)
         try:
-            return await self._attempt(request, ticket)
+            return await self._attempt(request, ticket, on_pieces)
         finally:
             self._leave(ticket)
 
@@ -191,20 +196,42 @@ class MediaSupervisor:
         source = len(request.data or b"") if request.url is None else self._limits.max_bytes
         return source + self._limits.max_decoded_bytes
 
-    async def _attempt(self, request: MediaRequest, ticket: Ticket) -> MediaDone:
+    async def _attempt(self, request: MediaRequest, ticket: Ticket, on_pieces: OnPieces | None) -> MediaDone:
         sound, source = self._spool.names(request.job)
         job = {"t": "job", "spool": str(sound), "temp": str(source), **_source(request)}
+        most_s = self._limits.max_chunk_s
+        early: list[Piece] = []
         kept = False
+
+        def tell(frame: Frame) -> None:
+            found = pieces_of(frame, early, self._spool.samples(sound), most_s)
+            early.extend(found)
+            if on_pieces is not None and found:
+                self._spool.lend(sound)
+                on_pieces(str(sound), found)
+
         try:
             if request.data is not None:
                 await self._hand_over(source, request.data)
-            done = self._finish(await self._run(job, ticket), sound)
+            answer = await self._run(job, ticket, tell)
+            samples = self._spool.samples(sound)
+            done = done_of(answer, str(sound), early, samples, most_s)
+            self._keep(sound, samples)
             kept = True
             return done
+        except WrongAnswer as exc:
+            log.warning("A media process gave a wrong answer: %s", exc)
+            raise _crashed("The process that decoded the input gave a wrong answer.") from exc
         finally:
             source.unlink(missing_ok=True)
             if not kept:
-                sound.unlink(missing_ok=True)
+                self._spool.drop(sound)
+
+    def _keep(self, sound: Path, samples: int) -> None:
+        try:
+            self._spool.keep(sound, samples)
+        except (ValueError, OSError) as exc:
+            raise WrongAnswer("a spool file that is none") from exc
 
     async def _hand_over(self, path: Path, data: bytes) -> None:
         if len(data) > self._limits.max_bytes:
@@ -220,12 +247,12 @@ class MediaSupervisor:
         except OSError as exc:
             raise MediaError("spool_full", "There is no room left for the input.", retryable=True) from exc
 
-    async def _run(self, job: Frame, ticket: Ticket) -> Frame:
+    async def _run(self, job: Frame, ticket: Ticket, on_pieces: Callable[[Frame], None]) -> Frame:
         """The answer of a process: done or error. Raises MediaError where there is none."""
         for last in (False, True):
             process = await self._take()
             try:
-                answer = await self._ask(process, job, ticket)
+                answer = await self._ask(process, job, ticket, on_pieces)
             except ProcessGone as exc:
                 await self._retire(process)
                 if not self._open:
@@ -242,7 +269,9 @@ class MediaSupervisor:
                 return answer
         raise AssertionError("unreachable")
 
-    async def _ask(self, process: MediaProcess, job: Frame, ticket: Ticket) -> Frame:
+    async def _ask(
+        self, process: MediaProcess, job: Frame, ticket: Ticket, on_pieces: Callable[[Frame], None]
+    ) -> Frame:
         decoding = False
 
         def on_decoding(fetched: int) -> None:
@@ -253,30 +282,11 @@ class MediaSupervisor:
 
         try:
             async with asyncio.timeout(self._limits.timeout_s):
-                return await process.run(job, on_decoding)
+                return await process.run(job, on_decoding, on_pieces)
         except TimeoutError as exc:
             doing = "decode" if decoding else "fetch"
             message = f"The input took longer than {self._limits.timeout_s:g} s to {doing}."
             raise MediaError("media_timeout", message, retryable=not decoding) from exc
-
-    def _finish(self, answer: Frame, sound: Path) -> MediaDone:
-        if answer["t"] == "error":
-            raise MediaError(str(answer["code"]), str(answer["message"]), retryable=bool(answer["retryable"]))
-        try:
-            done = MediaDone(
-                spool=str(sound),
-                duration_s=float(answer["duration_s"]),
-                pieces=tuple(Piece(int(offset), int(samples)) for offset, samples in answer["pieces"]),
-                speech_s=float(answer["speech_s"]),
-                decode_s=float(answer["decode_s"]),
-                fetch_s=float(answer["fetch_s"]),
-                format=str(answer["format"]),
-            )
-            self._spool.keep(sound, int(answer["samples"]))
-        except (KeyError, ValueError, TypeError, OSError) as exc:
-            log.warning("A media process gave a wrong answer: %s", type(exc).__name__)
-            raise _crashed("The process that decoded the input gave a wrong answer.") from exc
-        return done
 
     # --- processes ---------------------------------------------------------------------------
 

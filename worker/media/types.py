@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 SAMPLE_RATE = 16_000
@@ -96,6 +97,10 @@ class Piece:
         return self.samples / SAMPLE_RATE
 
 
+OnPieces = Callable[[str, tuple[Piece, ...]], None]
+"""Is told the path of a spool file and pieces that can be read from it, while the rest of it is still written."""
+
+
 @dataclass(frozen=True, slots=True)
 class MediaDone:
     """A decoded job. The receiver owns the spool file until it calls ``discard``."""
@@ -105,7 +110,7 @@ class MediaDone:
     duration_s: float
     """Of the whole audio, silence included."""
     pieces: tuple[Piece, ...]
-    """In order, each at most max_chunk_s; empty where nobody speaks. Two overlap where speech is unbroken."""
+    """All, in order, each at most max_chunk_s; empty where nobody speaks. Two overlap where speech is unbroken."""
     speech_s: float
     """Seconds in which somebody speaks, without the padding around them."""
     decode_s: float

