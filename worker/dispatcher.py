@@ -66,6 +66,11 @@ class Dispatcher:
         return not self._batches
 
     @property
+    def unused(self) -> bool:
+        """Whether the engine would have nothing to do, as far as anybody knows."""
+        return self.idle and not self._waiting and not self._more_coming()
+
+    @property
     def running_jobs(self) -> set[str]:
         """Jobs with a chunk in the engine."""
         return {chunk.request.job for chunk in self._running.values()}

@@ -243,7 +243,7 @@ class JobFlow:
     async def _prepare(self, held: HeldJob, job: Job, offering: Offering) -> MediaDone:
         self._parts.outbox.put(held.delivery, "progress", held.progress)
         request = await self._request(held, job)
-        audio = await self._parts.media.prepare(request, offering.early)
+        audio = await self._parts.media.prepare(request, offering.early, offering.whole)
         held.spool = audio.spool
         return audio
 

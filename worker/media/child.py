@@ -123,6 +123,9 @@ def _work(sock: socket.socket, job: Frame, limits: MediaLimits, vad: Any, ingest
     _send(sock, {"t": "decoding", "fetched": fetched})
     told = 0
 
+    def tell_whole(whole: Piece) -> None:
+        _send(sock, {"t": "whole", "pieces": _pairs((whole,))})
+
     def tell(pieces: tuple[Piece, ...]) -> None:
         nonlocal told
         told += len(pieces)
@@ -130,7 +133,7 @@ def _work(sock: socket.socket, job: Frame, limits: MediaLimits, vad: Any, ingest
 
     try:
         with _create(job["spool"]) as spool:
-            done = ingest(fd, spool, name, limits, vad, on_pieces=tell)
+            done = ingest(fd, spool, name, limits, vad, on_whole=tell_whole, on_pieces=tell)
     except OSError as exc:
         raise _storage_error(exc, name) from exc
     finally:

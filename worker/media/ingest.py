@@ -33,19 +33,23 @@ def ingest(
     limits: MediaLimits,
     vad: Vad,
     *,
+    on_whole: Callable[[Piece], None] = lambda whole: None,
     on_pieces: Callable[[tuple[Piece, ...]], None] = lambda pieces: None,
 ) -> Ingested:
     """Decodes the file at `fd` into `spool` (16 kHz s16le mono). Raises MediaError, OSError.
 
-    `on_pieces` is told the pieces that are certain before the end is reached, in order, once their samples can be
-    read from the file.
+    `on_whole` is told the whole of a recording that is no longer than a piece, before the detector hears it: most
+    often that is its only piece. `on_pieces` is told the pieces of a longer one that are certain before its end is
+    reached, in order. Either can be read from the file by then.
     """
     begun = time.monotonic()
     reader = open_reader(fd, name)
     try:
         if reader.stated_s is not None and reader.stated_s > limits.max_duration_s:
             raise _too_long(name, limits)
-        samples, found = _consume(reader.blocks(), spool, name, limits, vad=vad, on_pieces=on_pieces)
+        samples, found = _consume(
+            reader.blocks(), spool, name, limits, vad=vad, on_whole=on_whole, on_pieces=on_pieces
+        )
     finally:
         reader.close()
     if not samples:
@@ -64,24 +68,35 @@ def _consume(
     limits: MediaLimits,
     *,
     vad: Vad,
+    on_whole: Callable[[Piece], None],
     on_pieces: Callable[[tuple[Piece, ...]], None],
 ) -> tuple[int, Cut]:
     """Samples written, and where they are cut. What the cutter keeps, 8 bytes for 32 ms, is all that grows."""
     most = int(limits.max_duration_s * SAMPLE_RATE)
     listener = _Listener(vad, Cutter(limits.max_chunk_s))
-    samples = 0
+    samples, longest = 0, int(limits.max_chunk_s * SAMPLE_RATE)
     early: list[Piece] = []
+    unheard: list[Pcm] = []
     for block in _batched(blocks):
         samples += len(block)
         if samples > most:
             raise _too_long(name, limits)
         spool.write(block.astype("<i2", copy=False).tobytes())
-        certain = listener.hear(block)
+        unheard.append(block)
+        if samples <= longest:
+            continue
+        certain = listener.hear(np.concatenate(unheard))
+        unheard.clear()
         if certain:
             spool.flush()
             early += certain
             on_pieces(certain)
     spool.flush()
+    if unheard:
+        # What is shorter than a frame of the detector is no piece.
+        if samples >= FRAME:
+            on_whole(Piece(0, samples))
+        early += listener.hear(np.concatenate(unheard))
     rest = listener.finish(samples)
     return samples, Cut((*early, *rest.pieces), rest.speech_s)
 

@@ -99,12 +99,13 @@ class MediaProcess:
         return self._process.returncode is None and not self._reader.at_eof()
 
     async def run(
-        self, job: Frame, on_decoding: Callable[[int], None], on_pieces: Callable[[Frame], None]
+        self, job: Frame, on_decoding: Callable[[int], None], on_found: Callable[[Frame], None]
     ) -> Frame:
         """The answer to a job: a ``done`` or an ``error``. Raises ProcessGone, with the process dead.
 
-        `on_decoding` is told how many bytes were fetched, once the input is here; `on_pieces` each frame of pieces
-        that comes before the answer. What they raise comes through, and leaves the process with its job.
+        `on_decoding` is told how many bytes were fetched, once the input is here; `on_found` each frame of pieces, or
+        of the whole as one, that comes before the answer. What they raise comes through, and leaves the process with
+        its job.
         """
         self.jobs += 1
         self._started = False
@@ -116,8 +117,8 @@ class MediaProcess:
                     self._started = True
                 case {"t": "decoding", "fetched": int(fetched)} if self._started:
                     on_decoding(fetched)
-                case {"t": "pieces"} if self._started:
-                    on_pieces(answer)
+                case {"t": "pieces" | "whole"} if self._started:
+                    on_found(answer)
                 case {"t": "done" | "error"}:
                     return answer
                 case {"t": "crash", "where": str(where)}:

@@ -16,7 +16,7 @@ from worker.media.frames import Frame
 from worker.media.process import MediaProcess, ProcessGone
 from worker.media.slots import Load, Ticket, admits, choose
 from worker.media.spool import Spool
-from worker.media.types import MediaDone, MediaError, MediaLimits, MediaRequest, OnPieces, Piece
+from worker.media.types import MediaDone, MediaError, MediaLimits, MediaRequest, OnPieces, OnWhole, Piece
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class MediaSupervisor:
         self._warm: list[asyncio.Future[MediaProcess]] = []
         self._line: dict[Ticket, asyncio.Future[None]] = {}
         self._running: dict[Ticket, int] = {}
+        self._begun: set[Ticket] = set()
+        """Running jobs whose whole somebody uses already."""
         self._chores: set[asyncio.Task[None]] = set()
         self._tickets = 0
         self._open = False
@@ -78,8 +80,8 @@ class MediaSupervisor:
 
     @property
     def coming_soon(self) -> int:
-        """Short jobs that are running or in line."""
-        return sum(ticket.short for ticket in (*self._running, *self._line))
+        """Short jobs that are running or in line, and of which nothing is in use yet."""
+        return sum(ticket.short for ticket in (*self._running, *self._line) if ticket not in self._begun)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -131,21 +133,24 @@ class MediaSupervisor:
 
     # --- jobs --------------------------------------------------------------------------------
 
-    async def prepare(self, request: MediaRequest, on_pieces: OnPieces | None = None) -> MediaDone:
+    async def prepare(
+        self, request: MediaRequest, on_pieces: OnPieces | None = None, on_whole: OnWhole | None = None
+    ) -> MediaDone:
         """Fetches, decodes and cuts one input; waits for a process and for spool room first.
 
         Raises MediaError. Cancelling the caller kills the process that works on it and removes its files. The
         spool file of a MediaDone is the caller's until `discard`.
 
         `on_pieces` is told, in order and once each, the pieces that are certain while the rest is still decoded. A
-        recording that has one piece has none of these. From the first of them on the file is the caller's, however
-        this ends: it stays until `discard`. What `on_pieces` raises ends the job and comes through.
+        recording that has one piece has none of these. Of one that is no longer than a piece `on_whole` is told all,
+        which most often is what stands in the answer. From the first call of either on the file is the caller's,
+        however this ends: it stays until `discard`. What they raise ends the job and comes through.
         """
         if not self._open:
             raise _stopped()
         ticket = await self._enter(request)
         try:
-            return await self._attempt(request, ticket, on_pieces)
+            return await self._attempt(request, ticket, on_pieces, on_whole)
         finally:
             self._leave(ticket)
 
@@ -171,6 +176,7 @@ class MediaSupervisor:
 
     def _leave(self, ticket: Ticket) -> None:
         self._running.pop(ticket, None)
+        self._begun.discard(ticket)
         if not self._running:
             self._quiet.set()
         self._admit()
@@ -196,7 +202,9 @@ class MediaSupervisor:
         source = len(request.data or b"") if request.url is None else self._limits.max_bytes
         return source + self._limits.max_decoded_bytes
 
-    async def _attempt(self, request: MediaRequest, ticket: Ticket, on_pieces: OnPieces | None) -> MediaDone:
+    async def _attempt(
+        self, request: MediaRequest, ticket: Ticket, on_pieces: OnPieces | None, on_whole: OnWhole | None
+    ) -> MediaDone:
         sound, source = self._spool.names(request.job)
         job = {"t": "job", "spool": str(sound), "temp": str(source), **_source(request)}
         most_s = self._limits.max_chunk_s
@@ -205,6 +213,9 @@ class MediaSupervisor:
 
         def tell(frame: Frame) -> None:
             found = pieces_of(frame, early, self._spool.samples(sound), most_s)
+            if frame["t"] == "whole":
+                self._offer_whole(ticket, sound, found, on_whole)
+                return
             early.extend(found)
             if on_pieces is not None and found:
                 self._spool.lend(sound)
@@ -226,6 +237,17 @@ class MediaSupervisor:
             source.unlink(missing_ok=True)
             if not kept:
                 self._spool.drop(sound)
+
+    def _offer_whole(
+        self, ticket: Ticket, sound: Path, found: tuple[Piece, ...], on_whole: OnWhole | None
+    ) -> None:
+        if on_whole is None or len(found) != 1:
+            return
+        self._spool.lend(sound)
+        # Whoever is asked must not take this job for one that is still to come.
+        self._begun.add(ticket)
+        if not on_whole(str(sound), found[0]):
+            self._begun.discard(ticket)
 
     def _keep(self, sound: Path, samples: int) -> None:
         try:

@@ -100,6 +100,10 @@ class Piece:
 OnPieces = Callable[[str, tuple[Piece, ...]], None]
 """Is told the path of a spool file and pieces that can be read from it, while the rest of it is still written."""
 
+OnWhole = Callable[[str, Piece], bool]
+"""Is told the path of a spool file and all of it as one piece, before it is known which pieces it has. Returns whether
+somebody begins with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class MediaDone:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gate import EARLY, MAX_CHUNK_S, PIECES, Gate
-from worker.media.types import MediaError, MediaRequest
+from worker.media.types import MediaError, MediaRequest, Piece
 
 HOSTILE = """
 from worker.media import cut
@@ -148,6 +148,49 @@ def test_a_short_file_tells_nothing_early(supervise, gate):
             short = gate.recording.read_bytes()[: 44 + 2 * 16_000 * 29]
             done = await supervisor.prepare(MediaRequest("a", data=_whole(short)), told)
             assert (len(done.pieces), told.pieces) == (3, [])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_all_of_a_short_file_is_told_before_it_is_heard(supervise, gate, wait_until, begun):
+    """While the detector is at work all of the file can be read; who begins with it does not wait for it any more."""
+
+    async def run():
+        async with supervise() as supervisor:
+            told = []
+
+            def take(spool, piece):
+                told.append((piece, len(read(spool)), supervisor.coming_soon))
+                return begun
+
+            short = _whole(gate.recording.read_bytes()[: 44 + 2 * 16_000 * 29])
+            job = asyncio.create_task(
+                supervisor.prepare(MediaRequest("a", data=short, short=True), None, take)
+            )
+            await wait_until(gate.reached)
+            assert told == [(Piece(0, 16_000 * 29), 2 * 16_000 * 29, 0)]
+            assert supervisor.coming_soon == (0 if begun else 1)
+            await wait_until(gate.open)
+            done = await job
+            assert (len(done.pieces), supervisor.coming_soon) == (3, 0)
+            supervisor.discard(done.spool)
+            assert not files(supervisor)
+
+    asyncio.run(run())
+
+
+def test_of_a_long_file_all_is_never_told(supervise, gate):
+    """One that is longer than a piece has its pieces told, and not itself."""
+
+    async def run():
+        gate.take_away()
+        async with supervise(max_chunk_s=MAX_CHUNK_S) as supervisor:
+            told = []
+            await supervisor.prepare(
+                MediaRequest("a", path=str(gate.recording)), None, lambda *all_of_it: told.append(all_of_it)
+            )
+            assert not told
 
     asyncio.run(run())
 
