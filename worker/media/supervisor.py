@@ -47,6 +47,8 @@ class MediaSupervisor:
         self._warm: list[asyncio.Future[MediaProcess]] = []
         self._line: dict[Ticket, asyncio.Future[None]] = {}
         self._running: dict[Ticket, int] = {}
+        self._telling: set[Ticket] = set()
+        """Jobs that have told pieces, and so have several."""
         self._chores: set[asyncio.Task[None]] = set()
         self._tickets = 0
         self._open = False
@@ -78,8 +80,8 @@ class MediaSupervisor:
 
     @property
     def coming_soon(self) -> int:
-        """Short jobs that are running or in line."""
-        return sum(ticket.short for ticket in (*self._running, *self._line))
+        """Short jobs that are running or in line, as far as they may be a single piece."""
+        return sum(ticket.short for ticket in (*self._running, *self._line) if ticket not in self._telling)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -171,6 +173,7 @@ class MediaSupervisor:
 
     def _leave(self, ticket: Ticket) -> None:
         self._running.pop(ticket, None)
+        self._telling.discard(ticket)
         if not self._running:
             self._quiet.set()
         self._admit()
@@ -206,6 +209,7 @@ class MediaSupervisor:
         def tell(frame: Frame) -> None:
             found = pieces_of(frame, early, self._spool.samples(sound), most_s)
             early.extend(found)
+            self._telling.add(ticket)
             if on_pieces is not None and found:
                 self._spool.lend(sound)
                 on_pieces(str(sound), found)
