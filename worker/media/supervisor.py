@@ -48,7 +48,7 @@ class MediaSupervisor:
         self._line: dict[Ticket, asyncio.Future[None]] = {}
         self._running: dict[Ticket, int] = {}
         self._begun: set[Ticket] = set()
-        """Running jobs whose whole somebody uses already."""
+        """Running jobs that have told pieces, or the whole of which somebody uses already: companions for nobody."""
         self._chores: set[asyncio.Task[None]] = set()
         self._tickets = 0
         self._open = False
@@ -80,7 +80,7 @@ class MediaSupervisor:
 
     @property
     def coming_soon(self) -> int:
-        """Short jobs that are running or in line, and of which nothing is in use yet."""
+        """Short jobs that are running or in line, as far as they may still give a single piece."""
         return sum(ticket.short for ticket in (*self._running, *self._line) if ticket not in self._begun)
 
     @property
@@ -217,6 +217,7 @@ class MediaSupervisor:
                 self._offer_whole(ticket, sound, found, on_whole)
                 return
             early.extend(found)
+            self._begun.add(ticket)
             if on_pieces is not None and found:
                 self._spool.lend(sound)
                 on_pieces(str(sound), found)

@@ -65,7 +65,7 @@ def test_pieces_can_be_read_while_the_rest_is_decoded(supervise, gate, wait_unti
             job = asyncio.create_task(supervisor.prepare(MediaRequest("a", path=str(gate.recording)), told))
             await wait_until(gate.reached)
             assert len(told.pieces) == EARLY
-            assert supervisor.spool_bytes == 0
+            assert supervisor.spool_bytes == 0 < supervisor.reserved_bytes
             await wait_until(gate.open)
             done = await job
             assert len(done.pieces) == PIECES
@@ -76,6 +76,30 @@ def test_pieces_can_be_read_while_the_rest_is_decoded(supervise, gate, wait_unti
             gate.take_away()
             again = await supervisor.prepare(MediaRequest("b", path=str(gate.recording)))
             assert again.pieces == done.pieces
+
+    asyncio.run(run())
+
+
+def test_what_has_told_a_piece_is_not_short(supervise, gate, wait_until):
+    """Nobody waits for companions from a file that was taken for short work, once it is known to have several."""
+
+    async def run():
+        async with supervise(max_chunk_s=MAX_CHUNK_S) as supervisor:
+            request = MediaRequest("a", path=str(gate.recording), short=True)
+            seen = []
+            told = asyncio.create_task(
+                supervisor.prepare(
+                    request, lambda spool, pieces: seen.append((spool, supervisor.coming_soon))
+                )
+            )
+            await wait_until(lambda: supervisor.busy)
+            assert supervisor.coming_soon == 1
+            await wait_until(gate.reached)
+            assert {coming for _, coming in seen} == {0}
+            assert (supervisor.busy, supervisor.coming_soon) == (1, 0)
+            told.cancel()
+            await asyncio.wait([told])
+            supervisor.discard(seen[0][0])
 
     asyncio.run(run())
 
