@@ -38,7 +38,7 @@ from engine.protocol import (
     Shape,
     Surroundings,
 )
-from engine.stepping import Kind, Outcome, StepPlan
+from engine.stepping import GivesWay, Kind, Outcome, StepPlan, never
 from engine.system import SystemMemory
 
 CONFIG_VARIABLE = "DECIBATCH_FAKE_ENGINE"
@@ -209,7 +209,7 @@ class FakeSession:
             return _plan("encode", self._next())
         return _plan("decode", self.running) if self.running else None
 
-    def step(self) -> None:
+    def step(self, gives_way: GivesWay = never) -> bool:
         if self._config.step_s:
             time.sleep(self._config.step_s)
         if self._config.crash_after is not None and self._answered >= self._config.crash_after:
@@ -218,12 +218,13 @@ class FakeSession:
             raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
         if self._arriving:
             self._read()
-            return
+            return True
         for row in list(self.running):
             row.steps += 1
             self._act_on_poison(row)
             if row.steps >= self._config.decode_steps and row in self.running:
                 self._answer(row)
+        return True
 
     def take(self) -> list[Outcome]:
         outcomes, self._outcomes = self._outcomes, []

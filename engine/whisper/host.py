@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
+from engine.stepping import GivesWay, never
 from engine.whisper import packed
 from engine.whisper.kernels import (
     GELU_TILE,
@@ -180,37 +181,61 @@ def _gelu(x: FloatArray) -> None:
 
 # --- encoder ------------------------------------------------------------------------------------
 
+_Pass = Callable[[int, slice], None]
+"""Works on some frames of a window, which is one of several."""
+
 
 def silence(model: Whisper, kernels: HostKernels) -> Silence:
     """What the model makes of a window of 30 s that holds nothing."""
-    encoding = _Encoding(
-        model, np.zeros((1, 2 * model.dims.n_audio_ctx, model.dims.n_mels), np.float32), kernels
-    )
     heard: Layers = []
-    features = encoding.run(heard)
-    return Silence(heard, features[0])
+    mel = np.zeros((1, 2 * model.dims.n_audio_ctx, model.dims.n_mels), np.float32)
+    together = _Together(model, mel, kernels, heard=heard)
+    together.advance(never)
+    return Silence(heard, together.features[0])
 
 
-def encode(model: Whisper, mel: FloatArray, kernels: HostKernels, behind: Silence) -> list[Features]:
-    """Encode windows and prepare the decoder's attention to them.
+class HostEncoding:
+    """See :class:`engine.whisper.kernels.Encoding`. It gives way between two tiles of a thread.
 
     As many windows at a time as there are threads: more would only hold more memory.
 
     :param mel: shape (rows, mel frames, mels), an even number of frames.
     :param behind: what is attended to from the window's end to 30 s.
-    :returns: for each row and decoder layer, keys and values of shape (heads, frames, head width).
     """
-    found: list[Features] = []
-    for first in range(0, len(mel), kernels.threads):
-        found += _Encoding(model, mel[first : first + kernels.threads], kernels, behind).run()
-    return found
+
+    def __init__(self, model: Whisper, mel: FloatArray, kernels: HostKernels, behind: Silence) -> None:
+        pieces = (mel[first : first + kernels.threads] for first in range(0, len(mel), kernels.threads))
+        # Each takes its buffers when its turn comes.
+        self._turns = (_Together(model, piece, kernels, behind) for piece in pieces)
+        self._together = next(self._turns, None)
+        self.features: list[Features] = []
+        """For each row and decoder layer, keys and values of shape (heads, frames, head width)."""
+
+    def advance(self, gives_way: GivesWay = never) -> bool:
+        """See :meth:`engine.whisper.kernels.Encoding.advance`."""
+        while self._together is not None:
+            if not self._together.advance(gives_way):
+                return False
+            self.features += self._together.features
+            # Let go of its buffers before the next one takes its own.
+            self._together = None
+            self._together = next(self._turns, None)
+        return True
 
 
-class _Encoding:
-    """Some windows of one length on their way through the encoder."""
+class _Together:
+    """Some windows of one length that go through the encoder together, tile by tile.
+
+    :param heard: is given the keys and values of the first window's layers.
+    """
 
     def __init__(
-        self, model: Whisper, mel: FloatArray, kernels: HostKernels, behind: Silence | None = None
+        self,
+        model: Whisper,
+        mel: FloatArray,
+        kernels: HostKernels,
+        behind: Silence | None = None,
+        heard: Layers | None = None,
     ) -> None:
         self._model = model
         self._behind = behind.encoder if behind is not None else None
@@ -223,24 +248,37 @@ class _Encoding:
         # Tiles of nearly the same length: a short last one would keep the others waiting.
         edges = [self._frames * tile // tiles for tile in range(tiles + 1)]
         self._tiles = [(row, slice(a, b)) for row in range(len(mel)) for a, b in itertools.pairwise(edges)]
+        self.features: list[Features] = []
+        self._passes = self._each_pass(heard)
+        self._pass = next(self._passes, None)
+        self._done = 0
+        """Tiles that the pass has been over."""
 
-    def run(self, heard: Layers | None = None) -> list[Features]:
-        """Features of each window. Keys and values of the first one's layers are put into *heard*."""
-        self._each(self._listener())
+    def advance(self, gives_way: GivesWay) -> bool:
+        """See :meth:`engine.whisper.kernels.Encoding.advance`."""
+        while (work := self._pass) is not None:
+            left = self._tiles[self._done :]
+            self._done += self._kernels.some(functools.partial(_over, work, left), len(left), gives_way)
+            if self._done < len(self._tiles):
+                return False
+            self._pass, self._done = next(self._passes, None), 0
+            if self._pass is not None and gives_way():
+                return False
+        return True
+
+    def _each_pass(self, heard: Layers | None) -> Iterator[_Pass]:
+        """What is done with every tile, before it is begun with what follows: attention needs the window's keys."""
+        yield self._listener()
         for number, block in enumerate(self._model.encoder):
             layer = _Layer.of(block)
-            self._each(functools.partial(self._project, layer))
+            yield functools.partial(self._project, layer)
             if heard is not None:
                 heard.append((pooled(self._k[0]), pooled(self._v[0])))
             behind = self._behind[number] if self._behind else None
-            self._each(functools.partial(self._attend_and_raise, layer, behind))
-        return self._features()
+            yield functools.partial(self._attend_and_raise, layer, behind)
+        yield self._speaker()
 
-    def _each(self, work: Callable[[int, slice], None]) -> None:
-        """Work on every tile. Returns when all are done: attention needs the whole window's keys."""
-        self._kernels.each(lambda index: work(*self._tiles[index]), len(self._tiles))
-
-    def _listener(self) -> Callable[[int, slice], None]:
+    def _listener(self) -> _Pass:
         """The two convolutions and the positions (paper, section 2.2)."""
         first, second = (
             _convolution(host_view(w), host_view(b)) for w, b in (self._model.conv1, self._model.conv2)
@@ -295,7 +333,8 @@ class _Encoding:
         x += layer.out(heard)
         x += layer.mlp(x)
 
-    def _features(self) -> list[Features]:
+    def _speaker(self) -> _Pass:
+        """What the decoder is told: the features."""
         norm = _Norm.of(self._model.encoder_ln)
         pairs = [
             (_Affine.of(block.cross_key), _Affine.of(block.cross_value))
@@ -304,18 +343,21 @@ class _Encoding:
         ]
         heads = pairs[0][0].outputs // HEAD_WIDTH
         shape = (heads, self._frames, HEAD_WIDTH)
-        found = [
+        self.features = [
             [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for _ in pairs] for _ in self._mel
         ]
 
         def work(row: int, at: slice) -> None:
             y = norm(self._x[row, at])
-            for pair, sides in zip(pairs, found[row], strict=True):
+            for pair, sides in zip(pairs, self.features[row], strict=True):
                 for affine, side in zip(pair, sides, strict=True):
                     side[:, at] = affine(y).reshape(len(y), heads, HEAD_WIDTH).transpose(1, 0, 2)
 
-        self._each(work)
-        return list(found)
+        return work
+
+
+def _over(work: _Pass, tiles: Sequence[tuple[int, slice]], index: int) -> None:
+    work(*tiles[index])
 
 
 def _convolution(weight: FloatArray, bias: FloatArray) -> _Affine:

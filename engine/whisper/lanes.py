@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine.whisper.encoder_call import EncoderCall
 from engine.whisper.kernels import Cache, compacted
 from engine.whisper.rows import Row
 
@@ -15,10 +16,12 @@ MEMORY_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Rows that share their steps. In the order in which a row passes through: waiting, encoded, running, aligning."""
+    """Rows that share their steps. A row is waiting, in the encoder, encoded, running and aligning, in this order."""
 
     urgent: bool
     waiting: list[Row] = field(default_factory=list)
+    encoding: EncoderCall | None = None
+    """A call of the encoder that is not done."""
     encoded: list[Row] = field(default_factory=list)
     running: list[Row] = field(default_factory=list)
     aligning: list[Row] = field(default_factory=list)
@@ -32,7 +35,8 @@ class Lane:
     @property
     def held(self) -> list[Row]:
         """Rows that have a slot."""
-        return [*self.encoded, *self.running, *self.aligning]
+        encoding = self.encoding.rows if self.encoding is not None else ()
+        return [*encoding, *self.encoded, *self.running, *self.aligning]
 
     @property
     def rows(self) -> list[Row]:
@@ -41,6 +45,9 @@ class Lane:
     def drop(self, goes: Callable[[Row], bool]) -> None:
         """Take out rows."""
         self.waiting = [row for row in self.waiting if not goes(row)]
+        if self.encoding is not None:
+            self.encoding.drop(goes)
+            self.encoding = self.encoding if self.encoding.rows else None
         self.encoded = [row for row in self.encoded if not goes(row)]
         self.aligning = [row for row in self.aligning if not goes(row)]
         index: list[int] = []

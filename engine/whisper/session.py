@@ -4,7 +4,9 @@
 of them, and rows join and leave at any step. A row holds one of a bounded number of slots from its encoder step to
 its end; the next one that waits takes it in the step after. While rows are decoded, encoder steps are small and
 come between decoder steps. Urgent chunks run in a batch of their own, and have most of the time while there are any:
-a long file does not slow a short one down (:class:`engine.stepping.Schedule`). What a row gives depends on its chunk
+a long file does not slow a short one down (:class:`engine.stepping.Schedule`). A call to the encoder over others is
+interrupted when something arrives, and goes on, in as many further steps as it takes, between those of the urgent
+ones. What a row gives depends on its chunk
 and options alone (invariant I8): rows are never padded against each other, windows come from the chunk's own duration,
 and sampling is seeded by the chunk's own samples.
 
@@ -18,13 +20,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import mlx.core as mx
 import numpy as np
 
 from engine import spool, windows
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions
-from engine.stepping import Kind, Outcome, Schedule, StepPlan
+from engine.stepping import GivesWay, Kind, Outcome, Schedule, StepPlan, always, never
 from engine.whisper import aligning, audio, rules, transcript
+from engine.whisper.encoder_call import EncoderCall
 from engine.whisper.lanes import Lane, spend
 from engine.whisper.model import Whisper
 from engine.whisper.rows import Row, Task, search_of, tried_again
@@ -143,21 +145,28 @@ class WhisperSession:
         """What :meth:`step` would do now; None when there is nothing left. Reads the chunks that arrived."""
         self._admit()
         found = self._turn()
-        return self._plan(found[1], found[2]) if found else None
+        return self._plan(*found) if found else None
 
-    def step(self) -> None:
+    def step(self, gives_way: GivesWay = never) -> bool:
         """Run one step. Outcomes wait for :meth:`take`.
 
+        :param gives_way: whether what has arrived waits: may interrupt the encoder.
+        :returns: whether it is done: see :class:`engine.stepping.Session`.
         :raises Exception: what MLX raises; the session is then good for :meth:`abandon` alone.
         """
         self._admit()
         found = self._turn()
         if found is None:
-            return
+            return True
         lane, kind, rows = found
         began = self._clock()
-        self._run(lane, kind, rows)
+        done = True
+        if kind == "encode":
+            done = self._encode(lane, rows, gives_way)
+        else:
+            self._decode(lane, kind, rows)
         spend(self._clock() - began, lane, self._lanes)
+        return done
 
     def _turn(self) -> tuple[Lane, Kind, list[Row]] | None:
         """The lane whose turn it is, and what it does. A lane that waits for the other's slots lets it pass."""
@@ -172,6 +181,8 @@ class WhisperSession:
 
     def _work(self, lane: Lane) -> tuple[Kind, list[Row]] | None:
         """What a lane's next step is, over which of its rows."""
+        if lane.encoding is not None:
+            return "encode", lane.encoding.rows
         if encoding := self._next_to_encode(lane):
             return "encode", encoding
         if undetected := [row for row in lane.encoded if row.task.language is None]:
@@ -181,11 +192,7 @@ class WhisperSession:
         rows = self._next_to_open(lane) or lane.running
         return ("decode", rows) if rows else None
 
-    def _run(self, lane: Lane, kind: Kind, rows: list[Row]) -> None:
-        if kind == "encode":
-            self._encode(lane, rows)
-            lane.decoder_steps = 0
-            return
+    def _decode(self, lane: Lane, kind: Kind, rows: list[Row]) -> None:
         lane.decoder_steps += 1
         if kind == "detect":
             self._detect(lane, rows)
@@ -199,7 +206,7 @@ class WhisperSession:
     def _lane(self, task: Task) -> Lane:
         return self._urgent if task.request.urgent else self._patient
 
-    def _plan(self, kind: Kind, rows: Sequence[Row]) -> StepPlan:
+    def _plan(self, lane: Lane, kind: Kind, rows: Sequence[Row]) -> StepPlan:
         return StepPlan(
             kind,
             tuple(row.task.request.id for row in rows),
@@ -208,7 +215,8 @@ class WhisperSession:
             audio_s=sum(min(row.length_s, row.window_s) for row in rows),
             padded_s=sum(row.window_s for row in rows),
             slots=self._schedule.slots,
-            waiting=sum(len(lane.waiting) for lane in self._lanes),
+            waiting=sum(len(one.waiting) for one in self._lanes),
+            begun=lane.encoding is not None,
         )
 
     def _admit(self) -> None:
@@ -256,21 +264,24 @@ class WhisperSession:
             rows.append(row)
         return rows
 
-    def _encode(self, lane: Lane, rows: list[Row]) -> None:
-        for window in sorted({row.window for row in rows}):
-            alike = [row for row in rows if row.window == window]
-            # Of a long file's chunks each is made when its turn comes, or all of them would hold up everybody.
-            spectra = (row.task.spectrogram(self.model.dims.n_mels) for row in alike)
-            mel = np.stack(
-                [
-                    audio.window(spectrum, row.start, 2 * window)
-                    for row, spectrum in zip(alike, spectra, strict=True)
-                ]
-            )
-            for row, features in zip(alike, self.model.encode(mx.array(mel)), strict=True):
-                row.features = features
-        lane.waiting = [row for row in lane.waiting if row not in rows]
-        lane.encoded += rows
+    def _encode(self, lane: Lane, rows: list[Row], gives_way: GivesWay) -> bool:
+        """Begin a call of the encoder or go on with it, until it is done or gives way. Returns whether it is done."""
+        if lane.encoding is None:
+            lane.encoding = EncoderCall(self.model, rows)
+            lane.waiting = [row for row in lane.waiting if row not in rows]
+        if not lane.encoding.advance(self._who_waits(lane, gives_way)):
+            return False
+        lane.encoded += lane.encoding.rows
+        lane.encoding = None
+        lane.decoder_steps = 0
+        return True
+
+    def _who_waits(self, lane: Lane, gives_way: GivesWay) -> GivesWay:
+        """For which others a lane gives way. Urgent chunks do for nobody. Others do for urgent ones, after as little as
+        can be done, and for what has arrived, which may hold some."""
+        if lane.urgent:
+            return never
+        return always if self._work(self._urgent) is not None else gives_way
 
     def _detect(self, lane: Lane, rows: list[Row]) -> None:
         """The likeliest language token after the start (Whisper's ``detect_language``)."""
