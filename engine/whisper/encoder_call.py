@@ -50,6 +50,8 @@ class EncoderCall:
                 row.features = features
             self._encoding = None
             del self._groups[0]
+            if self._groups and gives_way():
+                return False
         return True
 
     def drop(self, goes: Callable[[Row], bool]) -> None:

@@ -220,6 +220,8 @@ class HostEncoding:
             # Let go of its buffers before the next one takes its own.
             self._together = None
             self._together = next(self._turns, None)
+            if self._together is not None and gives_way():
+                return False
         return True
 
 
