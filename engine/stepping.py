@@ -59,7 +59,8 @@ class Schedule:
     decode_steps: int = 4
     """Decoder steps that running rows get between two encoder steps."""
     patient_s: float = 30.0
-    """As *encode_s*, for chunks that are not urgent: bounds how long an urgent one that comes waits for them."""
+    """As *encode_s*, for chunks that are not urgent: bounds how long an urgent one that comes waits for them where an
+    encoder step gives way to nobody, and what such a step holds while it has given way."""
     patient_share: float = 0.2
     """Of the time of late, what chunks that are not urgent get at least while urgent ones have work too."""
 

@@ -4,11 +4,10 @@
 of them, and rows join and leave at any step. A row holds one of a bounded number of slots from its encoder step to
 its end; the next one that waits takes it in the step after. While rows are decoded, encoder steps are small and
 come between decoder steps. Urgent chunks run in a batch of their own, and have most of the time while there are any:
-a long file does not slow a short one down (:class:`engine.stepping.Schedule`). A call to the encoder over others is
-interrupted when something arrives, and goes on, in as many further steps as it takes, between those of the urgent
-ones. What a row gives depends on its chunk
-and options alone (invariant I8): rows are never padded against each other, windows come from the chunk's own duration,
-and sampling is seeded by the chunk's own samples.
+a long file does not slow a short one down (:class:`engine.stepping.Schedule`). A call to the encoder over other chunks
+gives way where it can be interrupted, to what has arrived and to urgent chunks; further steps go on with it. What a row
+gives depends on its chunk and options alone (invariant I8): rows are never padded against each other, windows come from
+the chunk's own duration, and sampling is seeded by the chunk's own samples.
 
 A chunk takes one row or more: a decode that looks wrong is tried again in a window of 30 s, then at higher
 temperatures; a decode that ends before its audio does is followed by another over the rest.
