@@ -4,7 +4,7 @@ On Metal and CUDA these are MLX's own operations (:class:`DeviceKernels`). MLX's
 exponential and 40 ns for an error function, on one core, where NumPy's vector loops take under 1 ns: there
 :class:`HostKernels` works in NumPy on the very buffers of evaluated MLX arrays, without a copy, on as many
 threads as there are cores (NumPy lets go of the interpreter lock). Both give the same numbers up to rounding.
-The whole network in that form is :mod:`engine.whisper.host`.
+The whole network in that form is :mod:`engine.whisper.host` and :mod:`engine.whisper.host_encoder`.
 """
 
 from __future__ import annotations

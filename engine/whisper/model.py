@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.stepping import GivesWay, never
-from engine.whisper import host, packed
+from engine.whisper import host, host_encoder, packed
 from engine.whisper.alignment import heads_of
 from engine.whisper.kernels import (
     HEAD_WIDTH,
@@ -230,7 +230,7 @@ class Whisper:
         kernels = self._kernels
         if isinstance(kernels, HostKernels):
             mx.eval(mel)
-            return host.HostEncoding(self, host_view(mel), kernels, self.hear_silence())
+            return host_encoder.HostEncoding(self, host_view(mel), kernels, self.hear_silence())
         return _DeviceEncoding(functools.partial(self._encode_on_device, mel, kernels))
 
     def _encode_on_device(self, mel: mx.array, kernels: DeviceKernels) -> list[Features]:
@@ -246,7 +246,7 @@ class Whisper:
     def _silence(self) -> Silence:
         kernels = self._kernels
         if isinstance(kernels, HostKernels):
-            return host.silence(self, kernels)
+            return host_encoder.silence(self, kernels)
         mel = mx.zeros((1, 2 * self.dims.n_audio_ctx, self.dims.n_mels), self.dtype)
         heard: Layers = []
         features = kernels.features(self._encode(mel, kernels, None, heard))

@@ -5,7 +5,9 @@ The model is a small Whisper of random weights; the real one, without interrupti
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -85,6 +87,25 @@ def test_features_do_not_depend_on_interruptions(mlx: Any, small: Any, rows: int
     for one, other in zip(whole, encoding.features, strict=True):
         for pair, others in zip(one, other, strict=True):
             assert all(np.array_equal(a, b) for a, b in zip(pair, others, strict=True))
+
+
+def test_a_window_that_is_dropped_leaves_nothing(mlx: Any, small: Any) -> None:
+    """The buffers of an encoding that is let go of in the middle go with it, and do not wait for a garbage collector;
+    those of windows that are done, before the next ones take theirs."""
+    encoding = small.encoding(mlx.array(np.zeros((3, 1280, 80), np.float32)))
+    first = weakref.ref(encoding._together)
+    gc.collect()
+    gc.disable()
+    try:
+        while encoding._together is first():
+            assert not encoding.advance(always)
+        assert first() is None
+        second = weakref.ref(encoding._together)
+        assert not encoding.advance(always) and second() is not None
+        del encoding
+        assert second() is None
+    finally:
+        gc.enable()
 
 
 def test_a_device_encodes_at_once(mlx: Any, weights: Any) -> None:
