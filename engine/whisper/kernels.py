@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -318,7 +318,10 @@ class HostKernels:
             made = share()
         finally:
             # Nothing may still work on the buffers once the caller goes on, were it with an exception.
-            wait(futures)
+            errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
         return made + sum(future.result() for future in futures)
 
     def gelu(self, x: mx.array) -> mx.array:
