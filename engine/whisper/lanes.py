@@ -11,7 +11,7 @@ from engine.whisper.kernels import Cache, compacted
 from engine.whisper.rows import Row
 
 MEMORY_S = 10.0
-"""Seconds of steps over which lanes share time: what one had while the other was idle counts."""
+"""Seconds of steps over which lanes share time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +76,17 @@ class Lane:
             self.running = [row_at[place] for place in order]
         if self.cache is not None and order != list(range(held)):
             self.cache.keep(order)
+
+
+def wake(patient: Lane, urgent: Lane, share: float) -> None:
+    """The patient lane has had nothing to do, and now has: it has its share from now on, and does not make up for the
+    time that urgent rows had meanwhile, for which others would wait at the start of each long file. What it had itself
+    while no urgent row was there still counts.
+
+    :param share: of the time of both, what the patient lane is to have at least.
+    """
+    if share < 1:
+        patient.seconds = max(patient.seconds, share / (1 - share) * urgent.seconds)
 
 
 def spend(seconds: float, lane: Lane, lanes: Iterable[Lane]) -> None:

@@ -26,7 +26,7 @@ from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions
 from engine.stepping import GivesWay, Kind, Outcome, Schedule, StepPlan, always, never
 from engine.whisper import aligning, audio, rules, transcript
 from engine.whisper.encoder_call import EncoderCall
-from engine.whisper.lanes import Lane, spend
+from engine.whisper.lanes import Lane, spend, wake
 from engine.whisper.model import Whisper
 from engine.whisper.rows import Row, Task, search_of, tried_again
 from engine.whisper.search import MAX_BEAM, MAX_BEST_OF
@@ -230,7 +230,10 @@ class WhisperSession:
                 continue
             language = request.options.language if self.tokenizer.multilingual else "en"
             task = Task(request, audio.from_pcm(data), language, self._context(request.options))
-            self._lane(task).waiting.append(self._row(task, 0))
+            lane = self._lane(task)
+            if lane is self._patient and not lane.rows:
+                wake(lane, self._urgent, self._schedule.patient_share)
+            lane.waiting.append(self._row(task, 0))
 
     def _row(self, task: Task, start: int, tail: bool = False) -> Row:
         rest_s = max(0.0, task.request.duration_s - start / audio.MEL_FRAMES_PER_SECOND)

@@ -212,6 +212,26 @@ def test_urgent_chunks_have_most_of_the_time(small: Any, tokenizer: Any, ask: An
     assert 0.15 <= turns[20:].count(False) / len(turns[20:]) <= 0.3
 
 
+def test_others_do_not_make_up_for_time_without_work(small: Any, tokenizer: Any, ask: Any, clip: Any) -> None:
+    """A chunk that is not urgent, and comes after urgent ones have had the engine for long, has a fifth of the steps
+    from then on; it has no claim to a fifth of those before."""
+    from engine.whisper.session import WhisperSession
+
+    session = WhisperSession(small, tokenizer, Schedule(patient_share=0.2), clock=Clock())
+    long = {"max_tokens": 90, "temperatures": (0.0,)}
+    session.add([replace(ask("urgent", clip("two_cities", 0, 3.0), **long), urgent=True)])
+    for _ in range(20):
+        assert session.plan() is not None
+        session.step()
+    session.add([ask("patient", clip("two_cities", 3, 6.0), **long)])
+    turns = []
+    for _ in range(20):
+        turns.append(session.plan().chunks == ("patient",))
+        session.step()
+    assert turns[:5].count(True) <= 1
+    assert 0.15 <= turns.count(True) / len(turns) <= 0.3
+
+
 def test_a_lane_without_a_slot_lets_the_other_go_on(small: Any, tokenizer: Any, ask: Any, clip: Any) -> None:
     """With one slot, held by a chunk that is not urgent, an urgent one waits for it and nothing stands still."""
     from engine.whisper.session import WhisperSession
