@@ -38,7 +38,7 @@ from engine.protocol import (
     Shape,
     Surroundings,
 )
-from engine.stepping import Kind, Outcome, StepPlan
+from engine.stepping import GivesWay, Kind, Outcome, StepPlan, never
 from engine.system import SystemMemory
 
 CONFIG_VARIABLE = "DECIBATCH_FAKE_ENGINE"
@@ -46,6 +46,8 @@ CONFIG_VARIABLE = "DECIBATCH_FAKE_ENGINE"
 DENSE_BITS = 32
 SHAPE = Shape(n_audio_layer=1, n_text_layer=1, n_text_state=64, n_vocab=64, item_bytes=4, windows_at_once=0)
 """A model so small that what the stand-in is told to hold is all that matters."""
+
+INTERRUPT_POLL_S = 0.001
 
 MAGIC = (31_337, -31_337, 31_337)
 """First samples of a poisoned chunk; the fourth is a :class:`Poison`."""
@@ -87,6 +89,8 @@ class FakeConfig:
     """Active memory of each row beyond that, in the step that encodes it."""
     encode_rows: int = 0
     """Rows that a step encodes; 0 for all that wait."""
+    encode_gives_way: bool = False
+    """A step that encodes goes on until a command interrupts it, and is done when it goes on."""
     leak_bytes: int = 0
     """Active memory that every chunk leaves behind for good."""
     fails_requantize: bool = False
@@ -177,6 +181,7 @@ class FakeSession:
         self.running: list[_Row] = []
         self._outcomes: list[Outcome] = []
         self._answered = 0
+        self._interrupted = False
 
     @property
     def busy(self) -> bool:
@@ -206,10 +211,10 @@ class FakeSession:
 
     def plan(self) -> StepPlan | None:
         if self._arriving:
-            return _plan("encode", self._next())
+            return replace(_plan("encode", self._next()), begun=self._interrupted)
         return _plan("decode", self.running) if self.running else None
 
-    def step(self) -> None:
+    def step(self, gives_way: GivesWay = never) -> bool:
         if self._config.step_s:
             time.sleep(self._config.step_s)
         if self._config.crash_after is not None and self._answered >= self._config.crash_after:
@@ -217,13 +222,20 @@ class FakeSession:
         if self._config.delayed_error and self._device.exhausted:
             raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
         if self._arriving:
+            if self._config.encode_gives_way and not self._interrupted:
+                while not gives_way():
+                    time.sleep(INTERRUPT_POLL_S)
+                self._interrupted = True
+                return False
             self._read()
-            return
+            self._interrupted = False
+            return True
         for row in list(self.running):
             row.steps += 1
             self._act_on_poison(row)
             if row.steps >= self._config.decode_steps and row in self.running:
                 self._answer(row)
+        return True
 
     def take(self) -> list[Outcome]:
         outcomes, self._outcomes = self._outcomes, []
@@ -297,6 +309,7 @@ class FakeSession:
     def _drop(self, names: set[str]) -> None:
         self._arriving = [row for row in self._arriving if row.request.id not in names]
         self.running = [row for row in self.running if row.request.id not in names]
+        self._interrupted = self._interrupted and bool(self._arriving)
 
 
 def _plan(kind: Kind, rows: Sequence[_Row]) -> StepPlan:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from engine import protocol
 from engine.config import EngineConfig
 from engine.protocol import (
     BatchDone,
@@ -40,7 +39,8 @@ from engine.protocol import (
     StepStarted,
     Surroundings,
 )
-from engine.stepping import Session, StepPlan
+from engine.records import StepRecords
+from engine.stepping import GivesWay, Session, StepPlan, never
 
 
 class EngineBroken(Exception):
@@ -99,18 +99,6 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class _Record:
-    """Steps of one kind over the same rows, recorded together."""
-
-    model: str
-    plan: StepPlan
-    batch: int
-    began: float
-    seconds: float = 0.0
-    steps: int = 0
-
-
-@dataclass(slots=True)
 class _PartialState:
     sent: int = 0
     at: float = field(default=float("-inf"))
@@ -121,6 +109,7 @@ class Loop:
 
     :param send: hands an event to the worker.
     :param clock: monotonic seconds.
+    :param commands_wait: whether there are any to obey: a step that can be interrupted then is. Asked from any thread.
     """
 
     def __init__(
@@ -129,17 +118,19 @@ class Loop:
         backend: Backend,
         send: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
+        commands_wait: GivesWay = never,
     ) -> None:
         self._config = config
         self._backend = backend
         self._send = send
         self._clock = clock
+        self._commands_wait = commands_wait
+        self._records = StepRecords(config, send, lambda: backend.sample(after_step=True), clock)
         self._models: dict[str, LoadedSession] = {}
         self._batches: dict[int, _Batch] = {}
         self._batch_of: dict[str, _Batch] = {}
         self._turns: deque[str] = deque()
         """Models that have work, the one whose turn it is first."""
-        self._record: _Record | None = None
         self._partials: dict[str, _PartialState] = {}
         self.stopping = False
 
@@ -171,7 +162,7 @@ class Loop:
         if alias in self._models:
             self._send(self._models[alias].loaded)
             return
-        self._flush_record()
+        self._records.flush()
         self._send(StepStarted("load", self._config.deadline_load_s))
         began = self._clock()
         answer: Loaded | LoadFailed
@@ -192,7 +183,7 @@ class Loop:
             message = "it is not loaded, or chunks are running"
             self._send(RequantizeFailed(alias, bits, "busy", message))
             return
-        self._flush_record()
+        self._records.flush()
         self._send(StepStarted("requantize", self._config.deadline_load_s))
         began = self._clock()
         try:
@@ -227,8 +218,8 @@ class Loop:
             if plan is not None:
                 self._announce(name, plan)
                 began = self._clock()
-                session.step()
-                self._count(self._clock() - began)
+                done = session.step(self._commands_wait)
+                self._records.ran(self._clock() - began, done=done)
         except Exception as exc:
             self._fail(name, exc)
             return
@@ -270,7 +261,7 @@ class Loop:
         session = self._models[name].session
         for outcome in session.take():
             if isinstance(outcome, ChunkDone):
-                self._flush_record()
+                self._records.flush()
             self._answer(outcome)
         if self._config.partials:
             self._publish_partials(session)
@@ -280,6 +271,7 @@ class Loop:
         batch = self._batch_of.pop(outcome.chunk, None)
         self._partials.pop(outcome.chunk, None)
         self._send(outcome)
+        self._records.called_off(self._batch_of)
         if batch is None:
             return
         batch.open.discard(outcome.chunk)
@@ -289,7 +281,7 @@ class Loop:
     def _end(self, batch: _Batch) -> None:
         # Once nothing is left, no step is under way: the last record says so, and must not wait.
         if len(self._batches) == 1:
-            self._flush_record()
+            self._records.flush()
         del self._batches[batch.number]
         if all(other.model != batch.model for other in self._batches.values()):
             self._turns.remove(batch.model)
@@ -314,9 +306,10 @@ class Loop:
         # That a batch is over is not said by a process that is about to end: the next one would be sent into it, and
         # be taken for what ended it.
         answer: Callable[[ChunkDone | ChunkFailed], None] = self._send if broken else self._answer
-        self._record = None
         message = f"{type(exc).__name__}: {str(exc)[:200]}"
-        for model in list(self._turns) if broken else [name]:
+        failed = list(self._turns) if broken else [name]
+        self._records.forget(failed)
+        for model in failed:
             session = self._models[model].session
             outcomes = session.take()
             answered = {outcome.chunk for outcome in outcomes}
@@ -328,56 +321,9 @@ class Loop:
         if broken:
             raise EngineBroken(message) from exc
 
-    # --- records ----------------------------------------------------------------------------
-
     def _announce(self, name: str, plan: StepPlan) -> None:
-        """Say that a step begins, unless it goes on with what the last one did."""
-        record = self._record
-        if record is not None:
-            same = record.model == name and record.plan == plan and plan.kind == "decode"
-            if same and self._clock() - record.began < self._config.step_record_s:
-                return
-            self._flush_record()
         oldest = min(
             (self._batch_of[chunk].number for chunk in plan.chunks if chunk in self._batch_of), default=0
         )
-        self._record = _Record(name, plan, oldest, self._clock())
-        self._send(StepStarted(plan.kind, self._deadline(plan), self._size(plan)))
-
-    @staticmethod
-    def _size(plan: StepPlan) -> float:
-        return plan.window_s * len(plan.chunks) if plan.kind == "encode" else 0.0
-
-    def _deadline(self, plan: StepPlan) -> float:
-        bits = (model.loaded.bits for model in self._models.values())
-        return self._config.deadline_s(self._size(plan), bits)
-
-    def _count(self, seconds: float) -> None:
-        if self._record is not None:
-            self._record.seconds += seconds
-            self._record.steps += 1
-            if self._record.plan.kind != "decode":
-                self._flush_record()
-
-    def _flush_record(self) -> None:
-        record, self._record = self._record, None
-        if record is None:
-            return
-        plan = record.plan
-        reading = self._backend.sample(after_step=True)
-        self._send(
-            protocol.StepDone(
-                kind=plan.kind,
-                batch=record.batch,
-                seconds=record.seconds,
-                rows=plan.chunks,
-                jobs=plan.jobs,
-                window_s=plan.window_s,
-                sample=reading,
-                steps=record.steps,
-                audio_s=plan.audio_s,
-                padded_s=plan.padded_s,
-                slots=plan.slots,
-                waiting=plan.waiting,
-            )
-        )
+        bits = [model.loaded.bits for model in self._models.values()]
+        self._records.begin(name, plan, oldest, bits)

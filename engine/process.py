@@ -110,7 +110,7 @@ def run(handle: int, start: Callable[[EngineConfig], tuple[Backend, Ready]]) -> 
         return EXIT_PROTOCOL
     backend, ready = start(config)
     channel.send(ready)
-    loop = Loop(config, backend, channel.send)
+    loop = Loop(config, backend, channel.send, commands_wait=lambda: not inbox.empty())
     sampler = _Sampler(config, loop, backend, channel.send)
     threading.Thread(target=sampler.run, name="sampler", daemon=True).start()
     try:

@@ -253,7 +253,11 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The MLX thread is about to run a step that must end within deadline_s, or it hangs."""
+    """The MLX thread is about to run a step that must end within deadline_s, or it hangs.
+
+    A step that gives way to others is announced anew when it goes on; what it gave way to comes between, with its own
+    records.
+    """
 
     kind: str
     """ "load", "requantize", "encode", "detect", "decode", "align"."""
@@ -278,7 +282,8 @@ class StepDone:
     """Encoded seconds of the longest row."""
     sample: Sample
     steps: int = 1
-    """Decode steps over the same rows are recorded together; *seconds* is their sum."""
+    """Decode steps over the same rows are recorded together; *seconds* is their sum, and of an encoder step that gave
+    way to others that of its parts."""
     audio_s: float = 0.0
     """Seconds of audio in the rows."""
     padded_s: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -10,6 +10,19 @@ from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest
 
 Outcome = ChunkDone | ChunkFailed
 Kind = Literal["encode", "detect", "decode", "align"]
+
+GivesWay = Callable[[], bool]
+"""Whether others wait for the device, so that what can be interrupted should be. Asked often, from any thread."""
+
+
+def never() -> bool:
+    """Nobody waits: see :data:`GivesWay`."""
+    return False
+
+
+def always() -> bool:
+    """Somebody does: see :data:`GivesWay`."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,8 @@ class StepPlan:
     """Slots that the session may fill."""
     waiting: int = 0
     """Rows that wait for one."""
+    begun: bool = False
+    """An earlier step began it and gave way; this one goes on. The rows may have become fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +60,8 @@ class Schedule:
     """Decoder steps that running rows get between two encoder steps. Rows that are not urgent get none while others
     of their kind can be encoded: all are done sooner if they are decoded together."""
     patient_s: float = 30.0
-    """As *encode_s*, for chunks that are not urgent: bounds how long an urgent one that comes waits for them."""
+    """As *encode_s*, for chunks that are not urgent: bounds how long an urgent one that comes waits for them where an
+    encoder step gives way to nobody, and what such a step holds while it has given way."""
     patient_share: float = 0.2
     """Of the time of late, what chunks that are not urgent get at least while urgent ones have work too."""
 
@@ -69,8 +85,11 @@ class Session(Protocol):
     def plan(self) -> StepPlan | None:
         """What :meth:`step` would do now; None when there is nothing left."""
 
-    def step(self) -> None:
-        """Run one step. Outcomes wait for :meth:`take`."""
+    def step(self, gives_way: GivesWay = never) -> bool:
+        """Run one step. Outcomes wait for :meth:`take`.
+
+        :returns: whether it is done. Else it gave way, and a later one whose plan is *begun* goes on with it.
+        """
 
     def take(self) -> list[Outcome]:
         """Outcomes since the last call."""

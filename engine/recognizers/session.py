@@ -14,7 +14,7 @@ from engine import spool, windows
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest
 from engine.recognizers.families import Family, refusal
 from engine.recognizers.recognizer import Heard, Item, Recognizer, Run
-from engine.stepping import Kind, Outcome, StepPlan
+from engine.stepping import GivesWay, Kind, Outcome, StepPlan, never
 from engine.whisper import audio, rules
 
 MAX_COMPRESSION_RATIO = 2.4
@@ -105,13 +105,13 @@ class RecognizerSession:
         rows = self._rows or self._next()
         return _plan("encode", rows) if rows else None
 
-    def step(self) -> None:
-        """Run one step: a token, or a whole run of a recognizer that gives none before its end."""
+    def step(self, gives_way: GivesWay = never) -> bool:
+        """Run one step: a token, or a whole run of a recognizer that gives none before its end. Gives way to nobody."""
         self._admit()
         if self._run is None:
             self._rows = self._next()
             if not self._rows:
-                return
+                return True
             self._waiting = [row for row in self._waiting if row not in self._rows]
             self._run = self._recognizer.run([row.item for row in self._rows])
         try:
@@ -121,6 +121,7 @@ class RecognizerSession:
             self._end_run()
             for row, heard in zip(rows, end.value, strict=True):
                 self._judge(row, heard)
+        return True
 
     def _end_run(self) -> None:
         if self._run is not None:

@@ -1,4 +1,5 @@
-"""Whisper on the host: encoder and decoder in NumPy, over the weights where MLX's CPU backend holds them.
+"""Whisper on the host: layers and decoder in NumPy, over the weights where MLX's CPU backend holds them. The encoder is
+:mod:`engine.whisper.host_encoder`.
 
 MLX's CPU backend runs each operation on one thread, over its whole result, before the next: most of its time goes
 into moving activations through memory. Here a thread takes a tile of a window, or some rows of the decoder's batch,
@@ -11,8 +12,6 @@ The weights' views are taken anew in each call, on the thread that owns MLX: wha
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,28 +23,18 @@ from engine.whisper import packed
 from engine.whisper.kernels import (
     GELU_TILE,
     HEAD_WIDTH,
-    POOL,
-    SCALE,
-    Features,
     FloatArray,
     HostCache,
     HostKernels,
-    Layers,
-    Silence,
     gelu_in_place,
-    groups_behind,
     host_view,
     join_rows,
-    pooled,
     small_matmul,
     split_rows,
 )
 
 if TYPE_CHECKING:
     from engine.whisper.model import Block, Linear, Norm, Whisper
-
-TILE = 256
-"""Frames of a window that a thread works on at a time: their widest activations still fit its second cache."""
 
 NORM_EPSILON = np.float32(1e-5)
 
@@ -63,7 +52,7 @@ def _one_by_one(work: Callable[[int], None], count: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Affine:
+class HostAffine:
     """Views of an affine map's weight (outputs, width) and bias. A quantized weight stays packed."""
 
     weight: np.ndarray[Any, Any]
@@ -75,7 +64,7 @@ class _Affine:
     """Spreads the blocks of a packed weight."""
 
     @classmethod
-    def of(cls, linear: Linear, each: packed.Each | None = None) -> _Affine:
+    def of(cls, linear: Linear, each: packed.Each | None = None) -> HostAffine:
         """On the thread that owns MLX.
 
         :param each: for packed weights, where the calls are to come from that thread alone.
@@ -106,12 +95,12 @@ class _Affine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
+class HostNorm:
     weight: FloatArray
     bias: FloatArray
 
     @classmethod
-    def of(cls, norm: Norm) -> _Norm:
+    def of(cls, norm: Norm) -> HostNorm:
         return cls(host_view(norm.weight), host_view(norm.bias))
 
     def __call__(self, x: FloatArray) -> FloatArray:
@@ -125,215 +114,57 @@ class _Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class HostLayer:
     """Views of one layer's weights."""
 
-    attn_ln: _Norm
-    query: _Affine
-    key: _Affine
-    value: _Affine
-    out: _Affine
-    mlp_ln: _Norm
-    mlp1: _Affine
-    mlp2: _Affine
+    attn_ln: HostNorm
+    query: HostAffine
+    key: HostAffine
+    value: HostAffine
+    out: HostAffine
+    mlp_ln: HostNorm
+    mlp1: HostAffine
+    mlp2: HostAffine
 
     @classmethod
-    def of(cls, block: Block, each: packed.Each | None = None) -> _Layer:
+    def of(cls, block: Block, each: packed.Each | None = None) -> HostLayer:
         return cls(
-            _Norm.of(block.attn_ln),
-            _Affine.of(block.query, each),
-            _Affine.of(block.key, each),
-            _Affine.of(block.value, each),
-            _Affine.of(block.out, each),
-            _Norm.of(block.mlp_ln),
-            _Affine.of(block.mlp1, each),
-            _Affine.of(block.mlp2, each),
+            HostNorm.of(block.attn_ln),
+            HostAffine.of(block.query, each),
+            HostAffine.of(block.key, each),
+            HostAffine.of(block.value, each),
+            HostAffine.of(block.out, each),
+            HostNorm.of(block.mlp_ln),
+            HostAffine.of(block.mlp1, each),
+            HostAffine.of(block.mlp2, each),
         )
 
     def mlp(self, x: FloatArray) -> FloatArray:
         raised = self.mlp1(self.mlp_ln(x))
-        _gelu(raised)
+        gelu(raised)
         return self.mlp2(raised)
 
 
 @dataclass(frozen=True, slots=True)
-class _Cross:
+class HostCross:
     """Views of a decoder layer's attention to the audio."""
 
-    norm: _Norm
-    query: _Affine
-    out: _Affine
+    norm: HostNorm
+    query: HostAffine
+    out: HostAffine
 
     @classmethod
-    def of(cls, block: Block, each: packed.Each | None = None) -> _Cross:
+    def of(cls, block: Block, each: packed.Each | None = None) -> HostCross:
         assert block.cross_ln and block.cross_query and block.cross_out
-        query, out = (_Affine.of(linear, each) for linear in (block.cross_query, block.cross_out))
-        return cls(_Norm.of(block.cross_ln), query, out)
+        query, out = (HostAffine.of(linear, each) for linear in (block.cross_query, block.cross_out))
+        return cls(HostNorm.of(block.cross_ln), query, out)
 
 
-def _gelu(x: FloatArray) -> None:
+def gelu(x: FloatArray) -> None:
     """In place, a piece at a time that stays in the first caches. *x* is contiguous."""
     flat = x.reshape(-1)
     for start in range(0, flat.size, GELU_TILE):
         gelu_in_place(flat[start : start + GELU_TILE])
-
-
-# --- encoder ------------------------------------------------------------------------------------
-
-
-def silence(model: Whisper, kernels: HostKernels) -> Silence:
-    """What the model makes of a window of 30 s that holds nothing."""
-    encoding = _Encoding(
-        model, np.zeros((1, 2 * model.dims.n_audio_ctx, model.dims.n_mels), np.float32), kernels
-    )
-    heard: Layers = []
-    features = encoding.run(heard)
-    return Silence(heard, features[0])
-
-
-def encode(model: Whisper, mel: FloatArray, kernels: HostKernels, behind: Silence) -> list[Features]:
-    """Encode windows and prepare the decoder's attention to them.
-
-    As many windows at a time as there are threads: more would only hold more memory.
-
-    :param mel: shape (rows, mel frames, mels), an even number of frames.
-    :param behind: what is attended to from the window's end to 30 s.
-    :returns: for each row and decoder layer, keys and values of shape (heads, frames, head width).
-    """
-    found: list[Features] = []
-    for first in range(0, len(mel), kernels.threads):
-        found += _Encoding(model, mel[first : first + kernels.threads], kernels, behind).run()
-    return found
-
-
-class _Encoding:
-    """Some windows of one length on their way through the encoder."""
-
-    def __init__(
-        self, model: Whisper, mel: FloatArray, kernels: HostKernels, behind: Silence | None = None
-    ) -> None:
-        self._model = model
-        self._behind = behind.encoder if behind is not None else None
-        self._kernels = kernels
-        self._mel = mel
-        self._frames = mel.shape[1] // 2
-        shape = (len(mel), self._frames, model.dims.n_audio_state)
-        self._x, self._q, self._k, self._v = (np.empty(shape, np.float32) for _ in range(4))
-        tiles = -(-self._frames // TILE)
-        # Tiles of nearly the same length: a short last one would keep the others waiting.
-        edges = [self._frames * tile // tiles for tile in range(tiles + 1)]
-        self._tiles = [(row, slice(a, b)) for row in range(len(mel)) for a, b in itertools.pairwise(edges)]
-
-    def run(self, heard: Layers | None = None) -> list[Features]:
-        """Features of each window. Keys and values of the first one's layers are put into *heard*."""
-        self._each(self._listener())
-        for number, block in enumerate(self._model.encoder):
-            layer = _Layer.of(block)
-            self._each(functools.partial(self._project, layer))
-            if heard is not None:
-                heard.append((pooled(self._k[0]), pooled(self._v[0])))
-            behind = self._behind[number] if self._behind else None
-            self._each(functools.partial(self._attend_and_raise, layer, behind))
-        return self._features()
-
-    def _each(self, work: Callable[[int, slice], None]) -> None:
-        """Work on every tile. Returns when all are done: attention needs the whole window's keys."""
-        self._kernels.each(lambda index: work(*self._tiles[index]), len(self._tiles))
-
-    def _listener(self) -> Callable[[int, slice], None]:
-        """The two convolutions and the positions (paper, section 2.2)."""
-        first, second = (
-            _convolution(host_view(w), host_view(b)) for w, b in (self._model.conv1, self._model.conv2)
-        )
-        positions = host_view(self._model.audio_positions)
-
-        def work(row: int, at: slice) -> None:
-            # The second convolution looks one frame back, before the first tile at a zero.
-            start = max(0, 2 * at.start - 1)
-            heard = np.zeros((2 * (at.stop - at.start) + 1, len(first.weight)), np.float32)
-            once = first(_threes(_padded(self._mel[row], start - 1, 2 * at.stop + 1), 1))
-            _gelu(once)
-            heard[-len(once) :] = once
-            twice = second(_threes(heard, 2))
-            _gelu(twice)
-            twice += positions[at]
-            self._x[row, at] = twice
-
-        return work
-
-    def _project(self, layer: _Layer, row: int, at: slice) -> None:
-        y = layer.attn_ln(self._x[row, at])
-        for buffer, affine in ((self._q, layer.query), (self._k, layer.key), (self._v, layer.value)):
-            buffer[row, at] = affine(y)
-        self._q[row, at] *= np.float32(SCALE)
-
-    def _attend_and_raise(
-        self, layer: _Layer, behind: tuple[FloatArray, FloatArray] | None, row: int, at: slice
-    ) -> None:
-        x, frames = self._x[row, at], self._frames
-        pairs = [(self._k[row], self._v[row])]
-        if behind is not None and groups_behind(frames) < len(behind[0]):
-            far = slice(groups_behind(frames), None)
-            pairs.append((behind[0][far], behind[1][far]))
-        edges = [0, *itertools.accumulate(len(key) for key, _ in pairs)]
-        spans = [slice(a, b) for a, b in itertools.pairwise(edges)]
-        heard = np.empty((len(x), x.shape[1]), np.float32)
-        scores = np.empty((len(x), edges[-1]), np.float32)
-        for start in range(0, x.shape[1], HEAD_WIDTH):
-            head = slice(start, start + HEAD_WIDTH)
-            for span, (key, _) in zip(spans, pairs, strict=True):
-                np.matmul(self._q[row, at, head], key[:, head].T, out=scores[:, span])
-            scores -= scores.max(axis=1, keepdims=True)
-            np.exp(scores, out=scores)
-            # A group counts as often as it has frames.
-            scores[:, frames:] *= np.float32(POOL)
-            found = scores[:, spans[0]] @ pairs[0][1][:, head]
-            for span, (_, value) in zip(spans[1:], pairs[1:], strict=True):
-                found += scores[:, span] @ value[:, head]
-            # Dividing the result by the sums is cheaper than dividing the weights.
-            np.divide(found, scores.sum(axis=1, keepdims=True), out=heard[:, head])
-        x += layer.out(heard)
-        x += layer.mlp(x)
-
-    def _features(self) -> list[Features]:
-        norm = _Norm.of(self._model.encoder_ln)
-        pairs = [
-            (_Affine.of(block.cross_key), _Affine.of(block.cross_value))
-            for block in self._model.decoder
-            if block.cross_key and block.cross_value
-        ]
-        heads = pairs[0][0].outputs // HEAD_WIDTH
-        shape = (heads, self._frames, HEAD_WIDTH)
-        found = [
-            [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for _ in pairs] for _ in self._mel
-        ]
-
-        def work(row: int, at: slice) -> None:
-            y = norm(self._x[row, at])
-            for pair, sides in zip(pairs, found[row], strict=True):
-                for affine, side in zip(pair, sides, strict=True):
-                    side[:, at] = affine(y).reshape(len(y), heads, HEAD_WIDTH).transpose(1, 0, 2)
-
-        self._each(work)
-        return list(found)
-
-
-def _convolution(weight: FloatArray, bias: FloatArray) -> _Affine:
-    """A convolution over three frames as a map of their values in a row. Weight of shape (outputs, 3, width)."""
-    return _Affine(weight.reshape(len(weight), -1), bias)
-
-
-def _padded(mel: FloatArray, start: int, stop: int) -> FloatArray:
-    """Frames *start* to *stop* of a window, with zeros where they lie outside it."""
-    piece = mel[max(0, start) : stop]
-    before, after = max(0, -start), max(0, stop - len(mel))
-    return np.pad(piece, ((before, after), (0, 0))) if before or after else piece
-
-
-def _threes(x: FloatArray, stride: int) -> FloatArray:
-    """Each three frames that follow each other, in a row: shape ((frames - 3) // stride + 1, 3 * width)."""
-    view = np.lib.stride_tricks.sliding_window_view(x, (3, x.shape[1]))[::stride, 0]
-    return np.ascontiguousarray(view).reshape(len(view), -1)
 
 
 # --- decoder ------------------------------------------------------------------------------------
@@ -356,8 +187,8 @@ def decode(
     parts = min(kernels.threads, rows)
     # Threads that share the rows multiply by themselves; one row alone has its packed weights shared out instead.
     each = kernels.each if parts == 1 else None
-    layers = [(_Layer.of(block, each), _Cross.of(block, each)) for block in model.decoder]
-    norm = _Norm.of(model.decoder_ln)
+    layers = [(HostLayer.of(block, each), HostCross.of(block, each)) for block in model.decoder]
+    norm = HostNorm.of(model.decoder_ln)
     wanted = np.empty((rows, len(at), width), np.float32)
 
     def work(part: int) -> None:
@@ -387,12 +218,12 @@ def _scores(x: FloatArray, embedding: Linear, kernels: HostKernels) -> FloatArra
     """Of every token, shape (rows, positions, vocabulary)."""
     if embedding.scales is None:
         return kernels.scores(x, host_view(embedding.weight))
-    table = _Affine.of(embedding, kernels.each)
+    table = HostAffine.of(embedding, kernels.each)
     return table(x.reshape(-1, x.shape[2])).reshape(*x.shape[:2], -1)
 
 
 def _decode_layer(
-    number: int, weights: tuple[_Layer, _Cross], x: FloatArray, cache: HostCache, rows: slice
+    number: int, weights: tuple[HostLayer, HostCross], x: FloatArray, cache: HostCache, rows: slice
 ) -> None:
     """One layer over the new positions of some rows of the cache. *x* of shape (rows * new, width) is overwritten."""
     layer, cross = weights

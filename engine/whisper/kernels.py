@@ -4,7 +4,7 @@ On Metal and CUDA these are MLX's own operations (:class:`DeviceKernels`). MLX's
 exponential and 40 ns for an error function, on one core, where NumPy's vector loops take under 1 ns: there
 :class:`HostKernels` works in NumPy on the very buffers of evaluated MLX arrays, without a copy, on as many
 threads as there are cores (NumPy lets go of the interpreter lock). Both give the same numbers up to rounding.
-The whole network in that form is :mod:`engine.whisper.host`.
+The whole network in that form is :mod:`engine.whisper.host` and :mod:`engine.whisper.host_encoder`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
+from engine.stepping import GivesWay, never
 
 FloatArray = npt.NDArray[np.float32]
 HEAD_WIDTH = 64
@@ -64,6 +66,19 @@ def pooled(x: Any) -> Any:
 def groups_behind(frames: int) -> int:
     """The first group that lies wholly behind so many frames. Windows are multiples of groups."""
     return -(-frames // POOL)
+
+
+class Encoding(Protocol):
+    """Windows on their way through the encoder."""
+
+    features: list[Features]
+    """Of each window, in order, evaluated; all of them once it is done."""
+
+    def advance(self, gives_way: GivesWay = never) -> bool:
+        """Go on to the end, or until others wait. What the windows give does not depend on it.
+
+        :returns: whether it is done.
+        """
 
 
 class Cache(Protocol):
@@ -281,26 +296,33 @@ class HostKernels:
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Call ``work(0)`` to ``work(count - 1)``, each on the thread that is free first."""
-        if self.threads == 1 or count == 1:
-            for index in range(count):
-                work(index)
-            return
+        self.some(work, count, never)
+
+    def some(self, work: Callable[[int], None], count: int, gives_way: GivesWay) -> int:
+        """As :meth:`each`, until others wait: then no thread begins another call, if it has made one.
+
+        :returns: how many calls were made, the first ones.
+        """
         numbers = itertools.count()
 
-        def share() -> None:
+        def share() -> int:
+            made = 0
             # The counter's step is one operation of the interpreter: no number is given twice.
-            while (index := next(numbers)) < count:
+            while not (made and gives_way()) and (index := next(numbers)) < count:
                 work(index)
+                made += 1
+            return made
 
         futures = [self._pool.submit(share) for _ in range(min(self.threads, count) - 1)]
         try:
-            share()
+            made = share()
         finally:
             # Nothing may still work on the buffers once the caller goes on, were it with an exception.
             errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:
                 raise error
+        return made + sum(future.result() for future in futures)
 
     def gelu(self, x: mx.array) -> mx.array:
         mx.eval(x)

@@ -6,19 +6,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine.whisper.encoder_call import EncoderCall
 from engine.whisper.kernels import Cache, compacted
 from engine.whisper.rows import Row
 
 MEMORY_S = 10.0
-"""Seconds of steps over which lanes share time: what one had while the other was idle counts."""
+"""Seconds of steps over which lanes share time."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Rows that share their steps. In the order in which a row passes through: waiting, encoded, running, aligning."""
+    """Rows that share their steps. A row is waiting, in the encoder, encoded, running and aligning, in this order."""
 
     urgent: bool
     waiting: list[Row] = field(default_factory=list)
+    encoding: EncoderCall | None = None
+    """A call of the encoder that is not done."""
     encoded: list[Row] = field(default_factory=list)
     running: list[Row] = field(default_factory=list)
     aligning: list[Row] = field(default_factory=list)
@@ -32,7 +35,8 @@ class Lane:
     @property
     def held(self) -> list[Row]:
         """Rows that have a slot."""
-        return [*self.encoded, *self.running, *self.aligning]
+        encoding = self.encoding.rows if self.encoding is not None else ()
+        return [*encoding, *self.encoded, *self.running, *self.aligning]
 
     @property
     def rows(self) -> list[Row]:
@@ -41,6 +45,9 @@ class Lane:
     def drop(self, goes: Callable[[Row], bool]) -> None:
         """Take out rows."""
         self.waiting = [row for row in self.waiting if not goes(row)]
+        if self.encoding is not None:
+            self.encoding.drop(goes)
+            self.encoding = self.encoding if self.encoding.rows else None
         self.encoded = [row for row in self.encoded if not goes(row)]
         self.aligning = [row for row in self.aligning if not goes(row)]
         index: list[int] = []
@@ -69,6 +76,17 @@ class Lane:
             self.running = [row_at[place] for place in order]
         if self.cache is not None and order != list(range(held)):
             self.cache.keep(order)
+
+
+def wake(patient: Lane, urgent: Lane, share: float) -> None:
+    """The patient lane has had nothing to do, and now has: it has its share from now on, and does not make up for the
+    time that urgent rows had meanwhile, for which others would wait at the start of each long file. What it had itself
+    while no urgent row was there still counts.
+
+    :param share: of the time of both, what the patient lane is to have at least.
+    """
+    if share < 1:
+        patient.seconds = max(patient.seconds, share / (1 - share) * urgent.seconds)
 
 
 def spend(seconds: float, lane: Lane, lanes: Iterable[Lane]) -> None:

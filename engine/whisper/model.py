@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from engine.whisper import host, packed
+from engine.stepping import GivesWay, never
+from engine.whisper import host, host_encoder, packed
 from engine.whisper.alignment import heads_of
 from engine.whisper.kernels import (
     HEAD_WIDTH,
     Cache,
     DeviceKernels,
+    Encoding,
     Features,
     FloatArray,
     HostCache,
@@ -214,10 +217,23 @@ class Whisper:
         :param mel: shape (rows, mel frames, mels), an even number of frames, at most 3,000.
         :returns: features of each row, evaluated.
         """
+        encoding = self.encoding(mel)
+        encoding.advance()
+        return encoding.features
+
+    def encoding(self, mel: mx.array) -> Encoding:
+        """As :meth:`encode`, to be advanced. It belongs to this thread, and to the weights as they are now.
+
+        On the host it gives way within tens of milliseconds. On a device it is one graph, which is run as a whole:
+        waiting for each layer would leave the device idle between them.
+        """
         kernels = self._kernels
         if isinstance(kernels, HostKernels):
             mx.eval(mel)
-            return host.encode(self, host_view(mel), kernels, self.hear_silence())
+            return host_encoder.HostEncoding(self, host_view(mel), kernels, self.hear_silence())
+        return _DeviceEncoding(functools.partial(self._encode_on_device, mel, kernels))
+
+    def _encode_on_device(self, mel: mx.array, kernels: DeviceKernels) -> list[Features]:
         behind = self.hear_silence().encoder
         return kernels.features(self._encode(mel.astype(self.dtype), kernels, behind, None))
 
@@ -230,7 +246,7 @@ class Whisper:
     def _silence(self) -> Silence:
         kernels = self._kernels
         if isinstance(kernels, HostKernels):
-            return host.silence(self, kernels)
+            return host_encoder.silence(self, kernels)
         mel = mx.zeros((1, 2 * self.dims.n_audio_ctx, self.dims.n_mels), self.dtype)
         heard: Layers = []
         features = kernels.features(self._encode(mel, kernels, None, heard))
@@ -293,6 +309,19 @@ class Whisper:
         mx.eval(scores)
         mx.synchronize()
         return host_view(scores)
+
+
+@dataclass(slots=True)
+class _DeviceEncoding:
+    """See :class:`engine.whisper.kernels.Encoding`."""
+
+    run: Callable[[], list[Features]]
+    features: list[Features] = field(default_factory=list)
+
+    def advance(self, gives_way: GivesWay = never) -> bool:
+        """To the end: it gives way to nobody."""
+        self.features = self.run()
+        return True
 
 
 class _Loader:

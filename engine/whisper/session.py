@@ -4,9 +4,10 @@
 of them, and rows join and leave at any step. A row holds one of a bounded number of slots from its encoder step to
 its end; the next one that waits takes it in the step after. While rows are decoded, encoder steps are small and
 come between decoder steps. Urgent chunks run in a batch of their own, and have most of the time while there are any:
-a long file does not slow a short one down (:class:`engine.stepping.Schedule`). What a row gives depends on its chunk
-and options alone (invariant I8): rows are never padded against each other, windows come from the chunk's own duration,
-and sampling is seeded by the chunk's own samples.
+a long file does not slow a short one down (:class:`engine.stepping.Schedule`). A call to the encoder over other chunks
+gives way where it can be interrupted, to what has arrived and to urgent chunks; further steps go on with it. What a row
+gives depends on its chunk and options alone (invariant I8): rows are never padded against each other, windows come from
+the chunk's own duration, and sampling is seeded by the chunk's own samples.
 
 A chunk takes one row or more: a decode that looks wrong is tried again in a window of 30 s, then at higher
 temperatures; a decode that ends before its audio does is followed by another over the rest.
@@ -20,14 +21,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import mlx.core as mx
 import numpy as np
 
 from engine import spool, windows
 from engine.protocol import ChunkDone, ChunkFailed, ChunkRequest, DecodeOptions
-from engine.stepping import Kind, Outcome, Schedule, StepPlan
+from engine.stepping import GivesWay, Kind, Outcome, Schedule, StepPlan, always, never
 from engine.whisper import aligning, audio, rules, transcript
-from engine.whisper.lanes import Lane, spend
+from engine.whisper.encoder_call import EncoderCall
+from engine.whisper.lanes import Lane, spend, wake
 from engine.whisper.model import Whisper
 from engine.whisper.rows import Row, Task, search_of, tried_again
 from engine.whisper.search import MAX_BEAM, MAX_BEST_OF
@@ -150,22 +151,29 @@ class WhisperSession:
         """What :meth:`step` would do now; None when there is nothing left. Reads the chunks that arrived."""
         self._admit()
         found = self._turn()
-        return self._plan(found[1], found[2]) if found else None
+        return self._plan(*found) if found else None
 
-    def step(self) -> None:
+    def step(self, gives_way: GivesWay = never) -> bool:
         """Run one step. Outcomes wait for :meth:`take`.
 
+        :param gives_way: whether what has arrived waits: may interrupt the encoder.
+        :returns: whether it is done: see :class:`engine.stepping.Session`.
         :raises Exception: what MLX raises; the session is then good for :meth:`abandon` alone.
         """
         self._admit()
         found = self._turn()
         if found is None:
-            return
+            return True
         lane, kind, rows = found
         self._foresee(rows)
         began = self._clock()
-        self._run(lane, kind, rows)
+        done = True
+        if kind == "encode":
+            done = self._encode(lane, rows, gives_way)
+        else:
+            self._decode(lane, kind, rows)
         spend(self._clock() - began, lane, self._lanes)
+        return done
 
     def _foresee(self, now: list[Row]) -> None:
         """Have the spectrograms of the rows that are next made beside the step of those of *now*."""
@@ -186,6 +194,8 @@ class WhisperSession:
 
     def _work(self, lane: Lane) -> tuple[Kind, list[Row]] | None:
         """What a lane's next step is, over which of its rows."""
+        if lane.encoding is not None:
+            return "encode", lane.encoding.rows
         if encoding := self._next_to_encode(lane):
             return "encode", encoding
         if undetected := [row for row in lane.encoded if row.task.language is None]:
@@ -195,11 +205,7 @@ class WhisperSession:
         rows = self._next_to_open(lane) or lane.running
         return ("decode", rows) if rows else None
 
-    def _run(self, lane: Lane, kind: Kind, rows: list[Row]) -> None:
-        if kind == "encode":
-            self._encode(lane, rows)
-            lane.decoder_steps = 0
-            return
+    def _decode(self, lane: Lane, kind: Kind, rows: list[Row]) -> None:
         lane.decoder_steps += 1
         if kind == "detect":
             self._detect(lane, rows)
@@ -213,7 +219,7 @@ class WhisperSession:
     def _lane(self, task: Task) -> Lane:
         return self._urgent if task.request.urgent else self._patient
 
-    def _plan(self, kind: Kind, rows: Sequence[Row]) -> StepPlan:
+    def _plan(self, lane: Lane, kind: Kind, rows: Sequence[Row]) -> StepPlan:
         return StepPlan(
             kind,
             tuple(row.task.request.id for row in rows),
@@ -222,7 +228,8 @@ class WhisperSession:
             audio_s=sum(min(row.length_s, row.window_s) for row in rows),
             padded_s=sum(row.window_s for row in rows),
             slots=self._schedule.slots,
-            waiting=sum(len(lane.waiting) for lane in self._lanes),
+            waiting=sum(len(one.waiting) for one in self._lanes),
+            begun=lane.encoding is not None,
         )
 
     def _admit(self) -> None:
@@ -237,7 +244,10 @@ class WhisperSession:
                 continue
             language = request.options.language if self.tokenizer.multilingual else "en"
             task = Task(request, audio.from_pcm(data), language, self._context(request.options))
-            self._lane(task).waiting.append(self._row(task, 0))
+            lane = self._lane(task)
+            if lane is self._patient and not lane.rows:
+                wake(lane, self._urgent, self._schedule.patient_share)
+            lane.waiting.append(self._row(task, 0))
 
     def _row(self, task: Task, start: int, tail: bool = False) -> Row:
         rest_s = max(0.0, task.request.duration_s - start / audio.MEL_FRAMES_PER_SECOND)
@@ -270,21 +280,24 @@ class WhisperSession:
             rows.append(row)
         return rows
 
-    def _encode(self, lane: Lane, rows: list[Row]) -> None:
-        for window in sorted({row.window for row in rows}):
-            alike = [row for row in rows if row.window == window]
-            # Of a long file's chunks each is made when its turn comes, or all of them would hold up everybody.
-            spectra = (row.task.spectrogram(self.model.dims.n_mels) for row in alike)
-            mel = np.stack(
-                [
-                    audio.window(spectrum, row.start, 2 * window)
-                    for row, spectrum in zip(alike, spectra, strict=True)
-                ]
-            )
-            for row, features in zip(alike, self.model.encode(mx.array(mel)), strict=True):
-                row.features = features
-        lane.waiting = [row for row in lane.waiting if row not in rows]
-        lane.encoded += rows
+    def _encode(self, lane: Lane, rows: list[Row], gives_way: GivesWay) -> bool:
+        """Begin a call of the encoder or go on with it, until it is done or gives way. Returns whether it is done."""
+        if lane.encoding is None:
+            lane.encoding = EncoderCall(self.model, rows)
+            lane.waiting = [row for row in lane.waiting if row not in rows]
+        if not lane.encoding.advance(self._who_waits(lane, gives_way)):
+            return False
+        lane.encoded += lane.encoding.rows
+        lane.encoding = None
+        lane.decoder_steps = 0
+        return True
+
+    def _who_waits(self, lane: Lane, gives_way: GivesWay) -> GivesWay:
+        """For which others a lane gives way. Urgent chunks do for nobody. Others do for urgent ones, after as little as
+        can be done, and for what has arrived, which may hold some."""
+        if lane.urgent:
+            return never
+        return always if self._work(self._urgent) is not None else gives_way
 
     def _detect(self, lane: Lane, rows: list[Row]) -> None:
         """The likeliest language token after the start (Whisper's ``detect_language``)."""

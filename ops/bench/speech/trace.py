@@ -1,8 +1,8 @@
 """Where the time of a job goes: a dozen jobs on one line of time, as an SVG.
 
 From what the results and the step log tell anyway. The parts of a job are its ``timings``; inside the engine's
-part, the steps that held one of its rows. A record of several decoder steps is drawn as one bar that ends when the
-worker heard of it and lasts as long as the steps together.
+part, the steps that held one of its rows. A record of several decoder steps, or of an encoder step that gave way to
+others, is drawn as one bar that ends when the worker heard of it and lasts as long as they do together.
 """
 
 from __future__ import annotations
