@@ -28,6 +28,11 @@ from worker.media.types import SAMPLE_RATE, MediaError, MediaLimits, Piece
 GONE, SWOLLEN, BROKEN = 0, 77, 70
 """Exit statuses: the worker is gone; memory over the limit; an error that is no MediaError."""
 
+NICE = 10
+"""Of a process that decodes what nobody waits for: some tenth of a core where the engine wants all."""
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
 WATCH_S = 0.2
 """How often memory is read while a job runs."""
 
@@ -88,7 +93,6 @@ def _limits(frame: Frame) -> MediaLimits:
 
 def _restrict(limits: MediaLimits) -> None:
     os.umask(0o077)
-    os.nice(5)
     # A core file would hold the sound.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     largest = max(limits.max_bytes, limits.max_decoded_bytes) + (1 << 20)
@@ -98,6 +102,15 @@ def _restrict(limits: MediaLimits) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 
 
+def _stand_back() -> None:
+    """Let the engine and short work have the processor first. There is no way back without privileges."""
+    os.nice(NICE)
+    # Linux weighs sessions against each other, where it groups them (sched(7), "autogroup"): niceness alone is then
+    # measured within a session, and this process has one of its own.
+    with contextlib.suppress(OSError):
+        AUTOGROUP.write_text(str(NICE))
+
+
 def _serve(sock: socket.socket, watch: Watch, limits: MediaLimits) -> None:
     # Imported here, before the first job, so that a job never pays for it.
     from worker.media import vad as vads
@@ -105,9 +118,13 @@ def _serve(sock: socket.socket, watch: Watch, limits: MediaLimits) -> None:
 
     vad = vads.load()
     _send(sock, {"t": "ready"})
+    stands_back = False
     while True:
         job = watch.jobs.get()
         _send(sock, {"t": "started"})
+        if job["patient"] and not stands_back:
+            _stand_back()
+            stands_back = True
         try:
             answer = _work(sock, job, limits, vad, ingest)
         except MediaError as exc:

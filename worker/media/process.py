@@ -54,6 +54,8 @@ class MediaProcess:
         """Whether it has taken the job that it has."""
         self.jobs = 0
         """How many it has taken."""
+        self.patient = False
+        """Whether it has taken patient work, for which it stands back behind other processes from then on."""
 
     @classmethod
     async def spawn(cls, limits: MediaLimits) -> MediaProcess:
@@ -108,6 +110,7 @@ class MediaProcess:
         its job.
         """
         self.jobs += 1
+        self.patient = self.patient or bool(job["patient"])
         self._started = False
         self._writer.write(frames.pack(job))
         while True:

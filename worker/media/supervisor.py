@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,9 @@ class MediaSupervisor:
         self, request: MediaRequest, ticket: Ticket, on_pieces: OnPieces | None, on_whole: OnWhole | None
     ) -> MediaDone:
         sound, source = self._spool.names(request.job)
-        job = {"t": "job", "spool": str(sound), "temp": str(source), **_source(request)}
+        # Where there is but one process, short work would stand back with it.
+        patient = self._slots > 1 and not request.short
+        job = {"t": "job", "spool": str(sound), "temp": str(source), "patient": patient, **_source(request)}
         most_s = self._limits.max_chunk_s
         early: list[Piece] = []
         kept = False
@@ -273,7 +275,7 @@ class MediaSupervisor:
     async def _run(self, job: Frame, ticket: Ticket, on_pieces: Callable[[Frame], None]) -> Frame:
         """The answer of a process: done or error. Raises MediaError where there is none."""
         for last in (False, True):
-            process = await self._take()
+            process = await self._take(patient=bool(job["patient"]))
             try:
                 answer = await self._ask(process, job, ticket, on_pieces)
             except ProcessGone as exc:
@@ -321,10 +323,10 @@ class MediaSupervisor:
         self._processes.add(process)
         return process
 
-    async def _take(self) -> MediaProcess:
+    async def _take(self, *, patient: bool) -> MediaProcess:
         """A live process: one for each slot is warm or on its way. Raises MediaError where none starts."""
         while self._open:
-            task = self._warm.pop(0)
+            task = self._warm.pop(_fittest(self._warm, patient))
             try:
                 process = await asyncio.shield(task)
             except asyncio.CancelledError:
@@ -343,7 +345,9 @@ class MediaSupervisor:
         raise _stopped()
 
     def _give_back(self, process: MediaProcess) -> None:
-        if process.jobs >= self._recycle_after or not self._open:
+        # One that stands back does so for ever; there must be one that does not.
+        none_left = len(self._processes) == self._slots and all(one.patient for one in self._processes)
+        if process.jobs >= self._recycle_after or none_left or not self._open:
             self._reheat()
             self._do(self._bury(process))
             return
@@ -371,6 +375,15 @@ class MediaSupervisor:
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
         return asyncio.shield(task)
+
+
+def _fittest(warm: Sequence[asyncio.Future[MediaProcess]], patient: bool) -> int:
+    """Which of these to take: one that stands back for patient work, and for other work one that does not."""
+    for index, one in enumerate(warm):
+        ready = one.done() and not one.cancelled() and one.exception() is None
+        if ready and one.result().patient == patient:
+            return index
+    return 0
 
 
 def _source(request: MediaRequest) -> Frame:

@@ -5,9 +5,11 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.gate import EARLY, MAX_CHUNK_S, PIECES, Gate
+from worker.media.child import NICE
 from worker.media.types import MediaError, MediaRequest, Piece
 
 HOSTILE = """
@@ -202,6 +204,41 @@ def test_all_of_a_short_file_is_told_before_it_is_heard(supervise, gate, wait_un
             assert not files(supervisor)
 
     asyncio.run(run())
+
+
+def test_one_process_always_keeps_its_place(supervise, gate, wait_until):
+    """Of two processes that have both taken patient work, the one that is done is replaced by one that has not."""
+
+    async def run():
+        async with supervise(processes=2, max_chunk_s=MAX_CHUNK_S) as supervisor:
+            long = str(gate.recording)
+            held = [asyncio.create_task(supervisor.prepare(MediaRequest("a", path=long, short=True)))]
+            await wait_until(gate.reached)
+            (first,) = [pid for pid in supervisor.pids if _has_open(pid, long)]
+            await supervisor.prepare(MediaRequest("b", data=_whole(gate.recording.read_bytes()[:64_044])))
+            (patient,) = [pid for pid in supervisor.pids if _niceness(pid)]
+            held.append(asyncio.create_task(supervisor.prepare(MediaRequest("c", path=long, short=True))))
+            await wait_until(lambda: _has_open(patient, long))
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(MediaError, match="media_crashed"):
+                await held[0]
+            await wait_until(lambda: len(supervisor.pids) == 2)
+            (second,) = set(supervisor.pids) - {patient}
+            await supervisor.prepare(MediaRequest("d", data=_whole(gate.recording.read_bytes()[:64_044])))
+            await wait_until(lambda: second not in supervisor.pids and len(supervisor.pids) == 2)
+            assert sorted(map(_niceness, supervisor.pids)) == [0, NICE]
+            held[1].cancel()
+            await asyncio.wait(held[1:])
+
+    asyncio.run(run())
+
+
+def _niceness(pid):
+    return psutil.Process(pid).nice() - psutil.Process().nice()
+
+
+def _has_open(pid, path):
+    return path in {file.path for file in psutil.Process(pid).open_files()}
 
 
 def test_of_a_long_file_all_is_never_told(supervise, gate):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from worker.media import frames
+from worker.media.child import NICE
 from worker.media.supervisor import MediaSupervisor
 from worker.media.types import MediaError, MediaLimits, MediaRequest
 
@@ -415,6 +416,32 @@ def test_the_next_life_sweeps_what_a_killed_worker_left(tmp_path):
 
     assert asyncio.run(run()) == []
     assert old.parent.is_dir()
+
+
+def test_what_nobody_waits_for_stands_back(supervise, silence):
+    """One of two processes takes long work, and lets all others go first from then on; short work gets the other."""
+
+    async def run():
+        async with supervise(processes=2) as supervisor:
+            path = str(silence(1))
+            for _ in range(2):
+                await supervisor.prepare(MediaRequest("a", path=path))
+                await supervisor.prepare(MediaRequest("b", path=path, short=True))
+            mine = psutil.Process().nice()
+            assert sorted(psutil.Process(pid).nice() - mine for pid in supervisor.pids) == [0, NICE]
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_alone_keeps_its_place(supervise, silence):
+    """Where one process does all, it does not stand back for ever after its first long file."""
+
+    async def run():
+        async with supervise() as supervisor:
+            await supervisor.prepare(MediaRequest("a", path=str(silence(1))))
+            assert psutil.Process(supervisor.pids[0]).nice() == psutil.Process().nice()
+
+    asyncio.run(run())
 
 
 def test_the_environment_of_the_worker_stays_with_the_worker(supervise, monkeypatch):
