@@ -273,6 +273,8 @@ class Whisper:
                 far = keys, values
             x = x + block.out(kernels.attend(block.query(y), key, value, far))
             x = x + block.mlp2(kernels.gelu(block.mlp1(block.mlp_ln(x))))
+            # The device works on a layer while the next is being described to it.
+            mx.async_eval(x)
         x = self.encoder_ln(x)
         return [(b.cross_key(x), b.cross_value(x)) for b in self.decoder if b.cross_key and b.cross_value]
 
@@ -299,6 +301,7 @@ class Whisper:
                 y = cache.cross_attend(layer, block.cross_query(block.cross_ln(x)))
                 x = x + block.cross_out(y)
             x = x + block.mlp2(self._kernels.gelu(block.mlp1(block.mlp_ln(x))))
+            mx.async_eval(x)
         cache.advance(new)
         return self._logits(self.decoder_ln(x[:, mx.array(list(at))]))
 

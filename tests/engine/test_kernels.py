@@ -34,6 +34,20 @@ def test_gelu_is_exact_to_float32() -> None:
     assert list(x[-3:]) == [0.0, 1e4, 0.0]
 
 
+def test_layers_go_to_the_device_one_by_one(
+    mlx: Any, on_device: Any, windows_of_noise: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer of encoder and decoder is under way before the next is described."""
+    on_device.hear_silence()
+    plain, begun = mlx.async_eval, []
+    monkeypatch.setattr(mlx, "async_eval", lambda x: (begun.append(x.shape), plain(x)))
+    features = on_device.encode(mlx.array(windows_of_noise))
+    assert begun == [(3, 100, 384)] * 4
+    begun.clear()
+    on_device.decode([[50257, 50362]] * 3, on_device.cache(features), [1])
+    assert begun == [(3, 2, 384)] * 4
+
+
 def test_encoders_agree(mlx: Any, tiny: Any, on_device: Any, windows_of_noise: Any) -> None:
     """Both kernels give the decoder the same keys and values, for one window and for several."""
     ours = tiny.encode(mlx.array(windows_of_noise))
