@@ -88,7 +88,7 @@ WORKS: dict[str, Work] = {
             "shipped",
             f"clips of 2-11 s, {AT_ONCE} at a time",
             "clips/s",
-            # A work of its own: on a Linux CPU, mlx-audio as installed takes some 27 s for each clip.
+            # A work of its own: on a Linux CPU, mlx-audio as installed takes some 25 s for each clip.
             {"mlx-audio-shipped": Aim(">=", 80)},
             all_clips,
             files_a_second,
