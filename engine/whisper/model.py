@@ -274,7 +274,7 @@ class Whisper:
             x = x + block.out(kernels.attend(block.query(y), key, value, far))
             x = x + block.mlp2(kernels.gelu(block.mlp1(block.mlp_ln(x))))
             # The device works on a layer while the next is being described to it.
-            mx.async_eval(x)
+            _begin(x)
         x = self.encoder_ln(x)
         return [(b.cross_key(x), b.cross_value(x)) for b in self.decoder if b.cross_key and b.cross_value]
 
@@ -301,7 +301,7 @@ class Whisper:
                 y = cache.cross_attend(layer, block.cross_query(block.cross_ln(x)))
                 x = x + block.cross_out(y)
             x = x + block.mlp2(self._kernels.gelu(block.mlp1(block.mlp_ln(x))))
-            mx.async_eval(x)
+            _begin(x)
         cache.advance(new)
         return self._logits(self.decoder_ln(x[:, mx.array(list(at))]))
 
@@ -325,6 +325,12 @@ class _DeviceEncoding:
         """To the end: it gives way to nobody."""
         self.features = self.run()
         return True
+
+
+def _begin(x: mx.array) -> None:
+    """Hand an array to the device, and do not wait for it."""
+    evaluate: Any = mx.async_eval
+    evaluate(x)
 
 
 class _Loader:
