@@ -232,11 +232,11 @@ class Loop:
             for chunk in chunks:
                 message = "a batch holds chunks of one model, which is loaded beforehand"
                 self._send(ChunkFailed(chunk.id, chunk.job, "model_not_loaded", message, retryable=True))
-            self._send(BatchDone(dispatch.batch, 0.0))
+            self._refuse(dispatch)
             return
         chunks = self._at_bits(chunks, self._models[name].loaded.bits)
         if not chunks:
-            self._send(BatchDone(dispatch.batch, 0.0))
+            self._refuse(dispatch)
             return
         self._backend.heard(chunks[0])
         batch = _Batch(dispatch.batch, self._clock(), name, {chunk.id for chunk in chunks})
@@ -278,10 +278,14 @@ class Loop:
         if not batch.open:
             self._end(batch)
 
+    def _refuse(self, dispatch: Dispatch) -> None:
+        """Of a batch nothing is run."""
+        self._records.flush()
+        self._send(BatchDone(dispatch.batch, 0.0))
+
     def _end(self, batch: _Batch) -> None:
-        # Once nothing is left, no step is under way: the last record says so, and must not wait.
-        if len(self._batches) == 1:
-            self._records.flush()
+        # Whoever hears that a batch is over takes the step for over too: one that has given way is announced again.
+        self._records.flush()
         del self._batches[batch.number]
         if all(other.model != batch.model for other in self._batches.values()):
             self._turns.remove(batch.model)

@@ -163,7 +163,12 @@ class Settings(BaseSettings):
         2, ge=1, le=64, description="Decoders at work at the same time, a process each."
     )
     media_timeout_s: float = Field(
-        600, gt=0, description="Seconds that fetching and decoding one input may take."
+        600,
+        gt=0,
+        description=(
+            "Seconds that fetching and decoding one input may take. Of a long file that nobody waits for, whose "
+            "decoding stands back, each minute of sound may, and all of it ten times as long."
+        ),
     )
     max_input_bytes: int = Field(1024 * MIB, ge=1, description="Largest input, bytes.")
     max_duration_s: float = Field(4 * 3600, gt=0, description="Longest recording, seconds.")

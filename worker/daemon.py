@@ -536,7 +536,9 @@ class Daemon:
             if self._stop.is_set():
                 self._flow.abandon(held, "handback")
             elif held.chunks_done is not None and not held.chunks_done.done():
-                held.chunks_done.set_exception(EngineCrashed(reason, alone=len(jobs) == 1))
+                held.chunks_done.set_exception(
+                    EngineCrashed(reason, alone=len(jobs) == 1 and not held.tentative)
+                )
 
     def engine_event(self, event: Event) -> None:
         self._watch.engine_event(event, time.monotonic())
@@ -578,7 +580,8 @@ class Daemon:
 
     def _publish_partial(self, event: Partial) -> None:
         held = self._ledger.by_chunk(event.chunk)
-        if held is not None:
+        # What may turn out not to be a piece is told nobody.
+        if held is not None and not held.tentative:
             held.first_text_at = held.first_text_at or time.monotonic()
             data = {"chunk": held.chunk_ids.index(event.chunk), "text": event.text}
             self._outbox.put(held.delivery, "partial", data)

@@ -49,6 +49,8 @@ class Dispatcher:
         self._running: dict[str, WaitingChunk] = {}
         self._called_back: set[str] = set()
         """Of those in the engine, what is to come back without having run."""
+        self._withdrawn: set[str] = set()
+        """Of those in the engine, what nobody waits for any more."""
         self._batches: set[int] = set()
         """Sent, and not yet told to be over."""
         self._in_doubt = False
@@ -96,11 +98,13 @@ class Dispatcher:
             self._waiting.pop(chunk_id, None)
         in_engine = tuple(chunk_id for chunk_id in ids if chunk_id in self._running)
         if in_engine:
+            self._withdrawn.update(in_engine)
             self._keeper.send(Cancel(in_engine))
 
     def call_back(self, chunk_ids: Iterable[str]) -> None:
         """Have the engine return chunks, which then wait here again; see :meth:`came_back`."""
-        ids = tuple(name for name in chunk_ids if name in self._running and name not in self._called_back)
+        gone = self._called_back | self._withdrawn
+        ids = tuple(name for name in chunk_ids if name in self._running and name not in gone)
         if ids:
             self._called_back.update(ids)
             self._keeper.send(Cancel(ids))
@@ -121,6 +125,7 @@ class Dispatcher:
 
     def answered(self, chunk_id: str) -> None:
         self._called_back.discard(chunk_id)
+        self._withdrawn.discard(chunk_id)
         if self._running.pop(chunk_id, None) is not None and self._waiting:
             self.poke()
 
@@ -131,6 +136,7 @@ class Dispatcher:
         sent, or it would be taken for what broke it.
         """
         self._called_back.discard(chunk_id)
+        self._withdrawn.discard(chunk_id)
         self._running.pop(chunk_id, None)
         self._in_doubt = True
 
@@ -144,6 +150,7 @@ class Dispatcher:
         suspects = tuple(self.running_jobs)
         self._running.clear()
         self._called_back.clear()
+        self._withdrawn.clear()
         self._batches.clear()
         self._in_doubt = False
         return suspects

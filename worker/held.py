@@ -66,7 +66,7 @@ class HeldJob:
     def progress(self) -> dict[str, Any]:
         """What its progress event says. Of how many is not told before it is known."""
         stage, total = ("engine", len(self.chunk_ids)) if self.complete else ("media", 0)
-        return {"stage": stage, "done": len(self.results), "total": total}
+        return {"stage": stage, "done": 0 if self.tentative else len(self.results), "total": total}
 
 
 class Ledger:

@@ -78,7 +78,6 @@ class Offering:
     def _add(self, spool: str, pieces: Sequence[Piece], total: int) -> None:
         now = time.monotonic()
         held, job = self._held, self._job
-        held.ready_at = held.ready_at or now
         chunks = [
             WaitingChunk(
                 request=ChunkRequest(
@@ -102,6 +101,7 @@ class Offering:
         too_large = self._dispatcher.never_fits(chunks)
         if too_large is not None:
             raise NeverFits(too_large)
+        held.ready_at = held.ready_at or now
         self._ledger.expect(held, [chunk.request.id for chunk in chunks])
         if not job.options.carry_context:
             self._dispatcher.offer(chunks)

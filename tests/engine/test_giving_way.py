@@ -348,6 +348,23 @@ def test_a_window_that_goes_on_at_once_is_announced_once(session: Any, patient: 
     assert len(engine.of(StepStarted, "encode")) == len(encoded)
 
 
+def test_a_window_is_announced_again_behind_the_end_of_another_batch(session: Any, patient: Any) -> None:
+    """Whoever hears that a batch is over takes no step to be under way: a window that goes on then is told again."""
+    engine = Engine(session)
+    engine.inbox.append(Dispatch(1, (patient(),)))
+    engine.arrives(3, Dispatch(2, (patient("other", 5),)))
+    engine.arrives(5, Cancel(("other",)))
+    engine.run()
+    kinds = [(type(event).__name__, getattr(event, "batch", None)) for event in engine.events]
+    over = kinds.index(("BatchDone", 2))
+    recorded = next(
+        i for i, event in enumerate(engine.events) if isinstance(event, StepDone) and event.kind == "encode"
+    )
+    assert over < recorded
+    assert "StepStarted" in [name for name, _ in kinds[over:recorded]]
+    assert len(engine.of(StepDone, "encode")) == 1
+
+
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_window_that_is_called_off_is_told_to_be_over(
     session: Any, patient: Any, urgent: Any, beside: bool

@@ -145,3 +145,15 @@ def test_a_chunk_that_fails_while_it_is_called_back_has_failed() -> None:
     rig.dispatcher._decide(1.0)
     rig.dispatcher.call_back(["a"])
     assert not rig.dispatcher.came_back(replace(cancelled("a"), code="numeric"))
+
+
+def test_what_was_withdrawn_is_not_called_back() -> None:
+    """A chunk that nobody waits for leaves the engine, and does not wait here for nobody."""
+    rig = Rig(32)
+    rig.dispatcher.offer([chunk("a", 4)])
+    rig.dispatcher._decide(1.0)
+    rig.dispatcher.withdraw(["a"])
+    rig.dispatcher.call_back(["a"])
+    assert [command.chunks for command in rig.keeper.sent if isinstance(command, Cancel)] == [("a",)]
+    assert not rig.dispatcher.came_back(cancelled("a"))
+    assert len(rig.dispatcher) == 0

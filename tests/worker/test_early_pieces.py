@@ -302,10 +302,9 @@ def test_a_short_recording_is_heard_before_it_is_searched(stage: Stage) -> None:
         scene.gate.record(talk()[: int(TALK_S * RATE)])
         job = await scene.submit()
         await until(scene.gate.reached)
-        async for event in scene.client.events(job):
-            if event.progress and event.progress.done == 1:
-                break
-        assert scene.media_busy == 1
+        (held,) = scene.daemon._ledger
+        await until(lambda: held.results)
+        assert (scene.media_busy, held.progress) == (1, {"stage": "media", "done": 0, "total": 0})
         await until(scene.gate.open)
         result = await scene.result(job)
         assert len({row for step in scene.steps() for row in step["rows"]}) == 1
@@ -325,9 +324,11 @@ def test_what_was_guessed_wrong_is_not_told(stage: Stage, silence_s: float, segm
         scene.gate.record(np.pad(speech, (0, int(silence_s * RATE))))
         job = await scene.submit()
         await until(scene.gate.reached)
-        await until(lambda: scene.daemon.health()["running"])
+        await until(lambda: scene.daemon._dispatcher.batch_sizes)
         await until(scene.gate.open)
         result = await scene.result(job)
+        told = [event async for event in scene.client.events(job)]
+        assert [event.text for event in told if event.text and not segments] == []
         expected = await scene.ungated()
         assert (result.text, len(result.segments)) == (expected.text, segments)
         assert result.segments == expected.segments

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import functools
 import os
 import queue
 import resource
@@ -29,7 +30,7 @@ GONE, SWOLLEN, BROKEN = 0, 77, 70
 """Exit statuses: the worker is gone; memory over the limit; an error that is no MediaError."""
 
 NICE = 10
-"""Of a process that decodes what nobody waits for: some tenth of a core where the engine wants all."""
+"""Of a process that has decoded what nobody waits for: some tenth of a core where the engine wants all."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -102,6 +103,7 @@ def _restrict(limits: MediaLimits) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 
 
+@functools.cache
 def _stand_back() -> None:
     """Let the engine and short work have the processor first. There is no way back without privileges."""
     os.nice(NICE)
@@ -118,13 +120,9 @@ def _serve(sock: socket.socket, watch: Watch, limits: MediaLimits) -> None:
 
     vad = vads.load()
     _send(sock, {"t": "ready"})
-    stands_back = False
     while True:
         job = watch.jobs.get()
         _send(sock, {"t": "started"})
-        if job["patient"] and not stands_back:
-            _stand_back()
-            stands_back = True
         try:
             answer = _work(sock, job, limits, vad, ingest)
         except MediaError as exc:
@@ -140,6 +138,11 @@ def _work(sock: socket.socket, job: Frame, limits: MediaLimits, vad: Any, ingest
     _send(sock, {"t": "decoding", "fetched": fetched})
     told = 0
 
+    def tell_long() -> None:
+        if job["patient"]:
+            _stand_back()
+        _send(sock, {"t": "long"})
+
     def tell_whole(whole: Piece) -> None:
         _send(sock, {"t": "whole", "pieces": _pairs((whole,))})
 
@@ -150,7 +153,9 @@ def _work(sock: socket.socket, job: Frame, limits: MediaLimits, vad: Any, ingest
 
     try:
         with _create(job["spool"]) as spool:
-            done = ingest(fd, spool, name, limits, vad, on_whole=tell_whole, on_pieces=tell)
+            done = ingest(
+                fd, spool, name, limits, vad, on_whole=tell_whole, on_long=tell_long, on_pieces=tell
+            )
     except OSError as exc:
         raise _storage_error(exc, name) from exc
     finally:

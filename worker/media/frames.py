@@ -3,11 +3,11 @@
 Every frame is an object whose key "t" tells its kind:
 
 worker -> media: ``limits`` (once, the fields of MediaLimits), ``job`` (job, kind, source, spool, temp, patient).
-media -> worker: ``ready``; ``started``; ``decoding`` (fetched: bytes held in the temp file); any number of
-``whole`` (pieces: one, all of a recording that is no longer than a piece may be, which the detector has not heard yet);
-``pieces`` (pieces: offset and samples of each, which can be read from the spool file by now); then one of ``done`` (the
-fields of MediaDone, but only the pieces that were not told before), ``error`` (code, message, retryable) and
-``crash`` (where).
+media -> worker: ``ready``; ``started``; ``decoding`` (fetched: bytes held in the temp file); any number of ``long`` (it
+is longer than a piece, or another minute of it is done), ``whole`` (pieces: one, all of a recording that is no longer
+than a piece may be, which the detector has not heard yet) and ``pieces`` (pieces: offset and samples of each, which can
+be read from the spool file by now); then one of ``done`` (the fields of MediaDone, but only the pieces that were not
+told before), ``error`` (code, message, retryable) and ``crash`` (where).
 """
 
 from __future__ import annotations

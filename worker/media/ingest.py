@@ -14,6 +14,8 @@ from worker.media.decode import Pcm, open_reader
 from worker.media.types import SAMPLE_RATE, MediaError, MediaLimits, Piece
 from worker.media.vad import FRAME, Vad
 
+MINUTE = 60 * SAMPLE_RATE
+
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
@@ -34,13 +36,15 @@ def ingest(
     vad: Vad,
     *,
     on_whole: Callable[[Piece], None] = lambda whole: None,
+    on_long: Callable[[], None] = lambda: None,
     on_pieces: Callable[[tuple[Piece, ...]], None] = lambda pieces: None,
 ) -> Ingested:
     """Decodes the file at `fd` into `spool` (16 kHz s16le mono). Raises MediaError, OSError.
 
     `on_whole` is told the whole of a recording that is no longer than a piece, before the detector hears it: most
     often that is its only piece. `on_pieces` is told the pieces of a longer one that are certain before its end is
-    reached, in order. Either can be read from the file by then.
+    reached, in order. Either can be read from the file by then. `on_long` is called once it is known to be longer than
+    a piece, and after each further minute of it that the detector has heard.
     """
     begun = time.monotonic()
     reader = open_reader(fd, name)
@@ -48,7 +52,14 @@ def ingest(
         if reader.stated_s is not None and reader.stated_s > limits.max_duration_s:
             raise _too_long(name, limits)
         samples, found = _consume(
-            reader.blocks(), spool, name, limits, vad=vad, on_whole=on_whole, on_pieces=on_pieces
+            reader.blocks(),
+            spool,
+            name,
+            limits,
+            vad=vad,
+            on_whole=on_whole,
+            on_long=on_long,
+            on_pieces=on_pieces,
         )
     finally:
         reader.close()
@@ -69,12 +80,13 @@ def _consume(
     *,
     vad: Vad,
     on_whole: Callable[[Piece], None],
+    on_long: Callable[[], None],
     on_pieces: Callable[[tuple[Piece, ...]], None],
 ) -> tuple[int, Cut]:
     """Samples written, and where they are cut. What the cutter keeps, 8 bytes for 32 ms, is all that grows."""
     most = int(limits.max_duration_s * SAMPLE_RATE)
     listener = _Listener(vad, Cutter(limits.max_chunk_s))
-    samples, longest = 0, int(limits.max_chunk_s * SAMPLE_RATE)
+    samples, told, longest = 0, 0, int(limits.max_chunk_s * SAMPLE_RATE)
     early: list[Piece] = []
     unheard: list[Pcm] = []
     for block in _batched(blocks):
@@ -85,6 +97,9 @@ def _consume(
         unheard.append(block)
         if samples <= longest:
             continue
+        if not told or samples - told >= MINUTE:
+            told = samples
+            on_long()
         certain = listener.hear(np.concatenate(unheard))
         unheard.clear()
         if certain:

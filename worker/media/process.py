@@ -55,7 +55,7 @@ class MediaProcess:
         self.jobs = 0
         """How many it has taken."""
         self.patient = False
-        """Whether it has taken patient work, for which it stands back behind other processes from then on."""
+        """Whether it has had long work that nobody waits for, and stands back behind other processes since."""
 
     @classmethod
     async def spawn(cls, limits: MediaLimits) -> MediaProcess:
@@ -101,16 +101,19 @@ class MediaProcess:
         return self._process.returncode is None and not self._reader.at_eof()
 
     async def run(
-        self, job: Frame, on_decoding: Callable[[int], None], on_found: Callable[[Frame], None]
+        self,
+        job: Frame,
+        on_decoding: Callable[[int], None],
+        on_long: Callable[[], None],
+        on_found: Callable[[Frame], None],
     ) -> Frame:
         """The answer to a job: a ``done`` or an ``error``. Raises ProcessGone, with the process dead.
 
-        `on_decoding` is told how many bytes were fetched, once the input is here; `on_found` each frame of pieces, or
-        of the whole as one, that comes before the answer. What they raise comes through, and leaves the process with
-        its job.
+        `on_decoding` is told how many bytes were fetched, once the input is here; `on_long` that it is longer than a
+        piece, and each further minute that is done; `on_found` each frame of pieces, or of the whole as one, that comes
+        before the answer. What they raise comes through, and leaves the process with its job.
         """
         self.jobs += 1
-        self.patient = self.patient or bool(job["patient"])
         self._started = False
         self._writer.write(frames.pack(job))
         while True:
@@ -120,6 +123,9 @@ class MediaProcess:
                     self._started = True
                 case {"t": "decoding", "fetched": int(fetched)} if self._started:
                     on_decoding(fetched)
+                case {"t": "long"} if self._started:
+                    self.patient = self.patient or bool(job["patient"])
+                    on_long()
                 case {"t": "pieces" | "whole"} if self._started:
                     on_found(answer)
                 case {"t": "done" | "error"}:

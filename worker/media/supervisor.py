@@ -20,6 +20,9 @@ from worker.media.types import MediaDone, MediaError, MediaLimits, MediaRequest,
 
 log = logging.getLogger(__name__)
 
+STANDING_BACK = 10
+"""Times the limit that a process which stands back may take in all, where each minute of sound keeps within it."""
+
 
 class MediaSupervisor:
     """Turns inputs into spool files, each in one of `processes` processes that are kept warm.
@@ -298,6 +301,14 @@ class MediaSupervisor:
         self, process: MediaProcess, job: Frame, ticket: Ticket, on_pieces: Callable[[Frame], None]
     ) -> Frame:
         decoding = False
+        begun = asyncio.get_running_loop().time()
+        limit = self._limits.timeout_s
+
+        def on_long() -> None:
+            # What stands back may take longer, but not stand still.
+            if job["patient"]:
+                now = asyncio.get_running_loop().time()
+                bound.reschedule(min(now + limit, begun + STANDING_BACK * limit))
 
         def on_decoding(fetched: int) -> None:
             nonlocal decoding
@@ -306,11 +317,11 @@ class MediaSupervisor:
             self._admit()
 
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
-                return await process.run(job, on_decoding, on_pieces)
+            async with asyncio.timeout(limit) as bound:
+                return await process.run(job, on_decoding, on_long, on_pieces)
         except TimeoutError as exc:
             doing = "decode" if decoding else "fetch"
-            message = f"The input took longer than {self._limits.timeout_s:g} s to {doing}."
+            message = f"The input took longer than {limit:g} s to {doing}."
             raise MediaError("media_timeout", message, retryable=not decoding) from exc
 
     # --- processes ---------------------------------------------------------------------------

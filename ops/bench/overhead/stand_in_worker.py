@@ -12,7 +12,15 @@ from pathlib import Path
 
 import worker.daemon
 from ops.cli import main
-from worker.media.types import BYTES_PER_SAMPLE, MediaDone, MediaLimits, MediaRequest, OnPieces, Piece
+from worker.media.types import (
+    BYTES_PER_SAMPLE,
+    MediaDone,
+    MediaLimits,
+    MediaRequest,
+    OnPieces,
+    OnWhole,
+    Piece,
+)
 
 SAMPLES = 1600
 """A tenth of a second."""
@@ -40,7 +48,9 @@ class StandInMedia:
         """Removes the file, and the folder with it. Safe twice."""
         self._file.unlink(missing_ok=True)
 
-    async def prepare(self, request: MediaRequest, on_pieces: OnPieces | None = None) -> MediaDone:
+    async def prepare(
+        self, request: MediaRequest, on_pieces: OnPieces | None = None, on_whole: OnWhole | None = None
+    ) -> MediaDone:
         return self._done
 
     def discard(self, spool: str) -> None:

@@ -215,7 +215,9 @@ def test_one_process_always_keeps_its_place(supervise, gate, wait_until):
             held = [asyncio.create_task(supervisor.prepare(MediaRequest("a", path=long, short=True)))]
             await wait_until(gate.reached)
             (first,) = [pid for pid in supervisor.pids if _has_open(pid, long)]
-            await supervisor.prepare(MediaRequest("b", data=_whole(gate.recording.read_bytes()[:64_044])))
+            await supervisor.prepare(
+                MediaRequest("b", data=_whole(gate.recording.read_bytes()[: 44 + 2 * 16_000 * 6]))
+            )
             (patient,) = [pid for pid in supervisor.pids if _niceness(pid)]
             held.append(asyncio.create_task(supervisor.prepare(MediaRequest("c", path=long, short=True))))
             await wait_until(lambda: _has_open(patient, long))
@@ -224,7 +226,9 @@ def test_one_process_always_keeps_its_place(supervise, gate, wait_until):
                 await held[0]
             await wait_until(lambda: len(supervisor.pids) == 2)
             (second,) = set(supervisor.pids) - {patient}
-            await supervisor.prepare(MediaRequest("d", data=_whole(gate.recording.read_bytes()[:64_044])))
+            await supervisor.prepare(
+                MediaRequest("d", data=_whole(gate.recording.read_bytes()[: 44 + 2 * 16_000 * 6]))
+            )
             await wait_until(lambda: second not in supervisor.pids and len(supervisor.pids) == 2)
             assert sorted(map(_niceness, supervisor.pids)) == [0, NICE]
             held[1].cancel()

@@ -419,16 +419,44 @@ def test_the_next_life_sweeps_what_a_killed_worker_left(tmp_path):
 
 
 def test_what_nobody_waits_for_stands_back(supervise, silence):
-    """One of two processes takes long work, and lets all others go first from then on; short work gets the other."""
+    """One of two processes takes long work, and lets all others go first once it knows; short work gets the other."""
 
     async def run():
         async with supervise(processes=2) as supervisor:
-            path = str(silence(1))
+            await supervisor.prepare(MediaRequest("a", path=str(silence(1))))
+            assert {psutil.Process(pid).nice() for pid in supervisor.pids} == {psutil.Process().nice()}
             for _ in range(2):
+                path = str(silence(31))
                 await supervisor.prepare(MediaRequest("a", path=path))
                 await supervisor.prepare(MediaRequest("b", path=path, short=True))
             mine = psutil.Process().nice()
             assert sorted(psutil.Process(pid).nice() - mine for pid in supervisor.pids) == [0, NICE]
+
+    asyncio.run(run())
+
+
+def test_what_stands_back_has_time_while_it_goes_on(supervise, silence, monkeypatch):
+    """The limit of time begins anew with each minute of a long file that stands back; other work has it once."""
+
+    async def run():
+        async with supervise(processes=2, timeout_s=600) as supervisor:
+            bounds = []
+            plain = asyncio.timeout
+
+            def timeout(seconds):
+                bound = plain(seconds)
+                if seconds == 600:
+                    bound_of = bound.reschedule
+                    bound.reschedule = lambda when: (bounds.append(when), bound_of(when))
+                return bound
+
+            monkeypatch.setattr(asyncio, "timeout", timeout)
+            await supervisor.prepare(MediaRequest("a", path=str(silence(170))))
+            patient = len(bounds)
+            await supervisor.prepare(MediaRequest("b", path=str(silence(170)), short=True))
+            # Each is set once as it begins.
+            assert (patient, len(bounds)) == (1 + 3, 1 + 3 + 1)
+            assert bounds == sorted(bounds)
 
     asyncio.run(run())
 
@@ -438,7 +466,7 @@ def test_a_process_that_is_alone_keeps_its_place(supervise, silence):
 
     async def run():
         async with supervise() as supervisor:
-            await supervisor.prepare(MediaRequest("a", path=str(silence(1))))
+            await supervisor.prepare(MediaRequest("a", path=str(silence(31))))
             assert psutil.Process(supervisor.pids[0]).nice() == psutil.Process().nice()
 
     asyncio.run(run())
