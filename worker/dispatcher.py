@@ -124,9 +124,7 @@ class Dispatcher:
         self._changed.set()
 
     def answered(self, chunk_id: str) -> None:
-        self._called_back.discard(chunk_id)
-        self._withdrawn.discard(chunk_id)
-        if self._running.pop(chunk_id, None) is not None and self._waiting:
+        if self._leaves(chunk_id) and self._waiting:
             self.poke()
 
     def step_failed(self, chunk_id: str) -> None:
@@ -135,10 +133,14 @@ class Dispatcher:
         An engine whose device has broken ends next, and says of no batch that it is over: until one is, nothing is
         sent, or it would be taken for what broke it.
         """
+        self._leaves(chunk_id)
+        self._in_doubt = True
+
+    def _leaves(self, chunk_id: str) -> bool:
+        """A chunk has an answer. Returns whether it was in the engine."""
         self._called_back.discard(chunk_id)
         self._withdrawn.discard(chunk_id)
-        self._running.pop(chunk_id, None)
-        self._in_doubt = True
+        return self._running.pop(chunk_id, None) is not None
 
     def batch_done(self, event: BatchDone) -> None:
         self._in_doubt = False

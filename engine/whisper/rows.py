@@ -43,11 +43,11 @@ class Task:
     def spectrogram(self, n_mels: int) -> audio.FloatArray:
         """Log-mel frames of the whole chunk, made now where no thread has begun with them."""
         if self._mel is None:
-            begun = self._coming is not None and not self._coming.cancel()
-            self._mel = (
-                self._coming.result() if self._coming and begun else audio.log_mel(self.samples, n_mels)
-            )
-            self._coming = None
+            coming, self._coming = self._coming, None
+            if coming is None or coming.cancel():
+                self._mel = audio.log_mel(self.samples, n_mels)
+            else:
+                self._mel = coming.result()
         return self._mel
 
     @property

@@ -275,12 +275,12 @@ class MediaSupervisor:
         except OSError as exc:
             raise MediaError("spool_full", "There is no room left for the input.", retryable=True) from exc
 
-    async def _run(self, job: Frame, ticket: Ticket, on_pieces: Callable[[Frame], None]) -> Frame:
+    async def _run(self, job: Frame, ticket: Ticket, on_found: Callable[[Frame], None]) -> Frame:
         """The answer of a process: done or error. Raises MediaError where there is none."""
         for last in (False, True):
             process = await self._take(patient=bool(job["patient"]))
             try:
-                answer = await self._ask(process, job, ticket, on_pieces)
+                answer = await self._ask(process, job, ticket, on_found)
             except ProcessGone as exc:
                 await self._retire(process)
                 if not self._open:
@@ -298,7 +298,7 @@ class MediaSupervisor:
         raise AssertionError("unreachable")
 
     async def _ask(
-        self, process: MediaProcess, job: Frame, ticket: Ticket, on_pieces: Callable[[Frame], None]
+        self, process: MediaProcess, job: Frame, ticket: Ticket, on_found: Callable[[Frame], None]
     ) -> Frame:
         decoding = False
         begun = asyncio.get_running_loop().time()
@@ -318,7 +318,7 @@ class MediaSupervisor:
 
         try:
             async with asyncio.timeout(limit) as bound:
-                return await process.run(job, on_decoding, on_long, on_pieces)
+                return await process.run(job, on_decoding, on_long, on_found)
         except TimeoutError as exc:
             doing = "decode" if decoding else "fetch"
             message = f"The input took longer than {limit:g} s to {doing}."
